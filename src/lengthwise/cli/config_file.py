@@ -107,20 +107,14 @@ def read_config(path: Path) -> list[SettingChange]:
 def select_component_names(changes: Sequence[SettingChange], **names: str | None) -> dict[str, str | None]:
     """Return the names of task, scheme and encoding: the given name, or the built-in name among the changes."""
     named = {change.path.removesuffix(".name"): change for change in changes if change.path.endswith(".name")}
-    for kind in TABLES:
-        if names[kind] is None and kind in named:
-            names[kind] = _built_in_name(kind, named[kind])
+    for kind, table in TABLES.items():
+        if names[kind] is None and (change := named.get(kind)) is not None:
+            # A file never decides which code runs.
+            if not isinstance(change.value, str) or change.value not in table:
+                advice = f"use --{kind} for a custom {kind}, or one of {', '.join(sorted(table))}"
+                raise SettingError(f"{change.source}: unknown {kind} {change.value!r:.40}; {advice}")
+            names[kind] = change.value
     return names
-
-
-def _built_in_name(kind: str, change: SettingChange) -> str:
-    """Return the name of an entry of a table; a file never decides which code runs."""
-    if not isinstance(change.value, str) or change.value not in TABLES[kind]:
-        raise SettingError(
-            f"{change.source}: unknown {kind} {change.value!r:.40}; use --{kind} for a custom {kind}, or one of "
-            + ", ".join(sorted(TABLES[kind]))
-        )
-    return change.value
 
 
 def _settings(tree: Mapping[str, Any], keys: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:

@@ -14,13 +14,12 @@ from lengthwise.core.files import StrPath
 from lengthwise.core.progress_line import ProgressLine, err_console
 from lengthwise.evaluation.exact_match import EvaluationSettings
 from lengthwise.experiments import recipes
-from lengthwise.experiments.experiment import Experiment, change_settings, load_task, resolve_override
+from lengthwise.experiments.experiment import Experiment, change_settings, load_task, look_up_class
 from lengthwise.experiments.recipes import COMPARISONS, RECIPES, recipe
 from lengthwise.experiments.recipes.tuned_encodings import describe_settings
 from lengthwise.experiments.run import Run, load_run
-from lengthwise.experiments.run_folder import EXPERIMENT
 from lengthwise.positions import DiscoveredCoupling
-from lengthwise.tasks import HasFixedLengths, Task, default_lengths, is_task_file
+from lengthwise.tasks import HasFixedLengths, JSONLTask, Task, default_lengths, is_task_file
 from lengthwise.training.launch import read_launch_info
 
 # Default settings for language models. The lengths fit into any context window.
@@ -36,13 +35,10 @@ def experiment_from_names(
 ) -> Experiment:
     """Return the recipe with this name, or the experiment with this task, scheme, encoding and training lengths."""
     if name is not None:
-        _refuse_task_file(name)
-    if name is not None and (task, scheme, encoding) != (None, None, None):
-        raise SettingError(f"recipe '{name}' sets task, scheme and encoding; leave out the recipe or these flags")
-    if name in COMPARISONS:
-        raise SettingError(f"'{name}' is a comparison of several experiments; use lengthwise compare {name}")
-    if name is not None:
-        return recipe(name)
+        experiment = _load_recipe(name)
+        if (task, scheme, encoding) != (None, None, None):
+            raise SettingError(f"recipe '{name}' sets task, scheme and encoding; leave out the recipe or these flags")
+        return experiment
     if task is None:
         raise SettingError(f"no experiment to train; add the name of a recipe ({', '.join(RECIPES)}) or --task")
     scheme = "predicted" if scheme is None else scheme
@@ -119,17 +115,11 @@ def experiments_from_names(
     return experiments
 
 
-def _refuse_task_file(name: str) -> None:
+def _load_recipe(name: str) -> Experiment:
     if is_task_file(name):
         raise SettingError(f"'{name}' is a task file, not a recipe; use --task {name}")
-
-
-def _load_recipe(name: str) -> Experiment:
-    _refuse_task_file(name)
     if name in COMPARISONS:
-        raise SettingError(
-            f"comparison '{name}' cannot be combined with other names; use only one comparison, or only recipes"
-        )
+        raise SettingError(f"comparison '{name}' has several experiments; use lengthwise compare {name} alone")
     if name not in RECIPES:
         raise unknown_name_error("recipe", name, (*RECIPES, *COMPARISONS))
     return recipe(name)
@@ -137,7 +127,11 @@ def _load_recipe(name: str) -> Experiment:
 
 def parse_overrides(**names: str | None) -> dict[str, Any]:
     """Return the classes or tasks that replace the task, scheme or encoding of a saved run, by kind."""
-    return {kind: resolve_override(kind, name) for kind, name in names.items() if name is not None}
+    return {
+        kind: JSONLTask(file=name) if kind == "task" and is_task_file(name) else look_up_class(kind, name)
+        for kind, name in names.items()
+        if name is not None
+    }
 
 
 def load_run_with_overrides(
@@ -145,16 +139,6 @@ def load_run_with_overrides(
 ) -> Run:
     """Load a run, with another task, scheme or encoding instead of the saved one unless it is None."""
     return load_run(folder, overrides=parse_overrides(task=task, scheme=scheme, encoding=encoding), device=device)
-
-
-def load_model_task(model: str, task: str | None) -> Task:
-    """Return the task of a language model; raise ``SettingError`` if there is no name of a task."""
-    if task is None:
-        raise SettingError(
-            f"{model} is not a run folder (it has no {EXPERIMENT}), and a model needs a task; "
-            "pass the output folder of lengthwise train, or add a task such as --task parity"
-        )
-    return load_task(task)
 
 
 def print_trained_run(run: Run, threads: int | None, *, is_quick: bool, as_json: bool) -> None:
@@ -181,26 +165,15 @@ def describe_run(run: Run, threads: int | None, *, is_quick: bool) -> str:
     place = f"{num_threads} thread{'s' if num_threads > 1 else ''}" if on_cpu else "a GPU"
     num_processes = read_launch_info().size
     place = f"{num_processes} processes with {place} each" if num_processes > 1 else place
-    smallest_id, largest_id = run.facts["id_range"]
-    fit, length = run.facts["fitted"], run.experiment.train_lengths[1]
-    fit_text = "" if fit is None else f"exact match {fit:.3f} at length {length}; "
-    misfit_text = "" if run.facts["misfit"] is None else f"; the run does not fit: {run.facts['misfit']}"
-    if misfit_text:
-        advice = "--quick is not meant to fit" if is_quick else "use more --steps, or another --seed"
-        misfit_text = f"{misfit_text}; {advice}"
     steps, max_steps = run.facts["steps"], run.experiment.training.steps
     # A run ends early once it fits.
     steps_text = f"{steps}" if steps == max_steps else f"{steps} of at most {max_steps}"
-    return (
-        f"{steps_text} steps in {run.facts['train_s']:.0f} s on {place}; {fit_text}"
-        f"training IDs {smallest_id:,} to {largest_id:,}; saved in {run.folder}{misfit_text}"
-    )
-
-
-def find_saved_run(name: str | None, task: str | None, resumed: Path | None, start: Path | None) -> Path | None:
-    """Return the run folder with the settings of the experiment, or None if a recipe or flags name the experiment."""
-    if name is not None:
-        return None
-    if resumed is not None and (task is None or (resumed / EXPERIMENT).is_file()):
-        return resumed
-    return start
+    parts = [f"{steps_text} steps in {run.facts['train_s']:.0f} s on {place}"]
+    if run.facts["fitted"] is not None:
+        parts.append(f"exact match {run.facts['fitted']:.3f} at length {run.experiment.train_lengths[1]}")
+    smallest_id, largest_id = run.facts["id_range"]
+    parts.append(f"training IDs {smallest_id:,} to {largest_id:,}; saved in {run.folder}")
+    if run.facts["misfit"] is not None:
+        advice = "--quick is not meant to fit" if is_quick else "use more --steps, or another --seed"
+        parts.append(f"the run does not fit: {run.facts['misfit']}; {advice}")
+    return "; ".join(parts)

@@ -1,13 +1,12 @@
 """Functions that convert the options of the ``influence`` command to the parts of a study, and run the study."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from lengthwise.cli import options
-from lengthwise.cli.terminal import print_line, print_message, print_table
+from lengthwise.cli.terminal import print_message
 from lengthwise.core.errors import SettingError, unknown_name_error
 from lengthwise.core.interruption import StoppedError, catch_interrupts
 from lengthwise.core.progress_line import ProgressLine, err_console
@@ -15,7 +14,6 @@ from lengthwise.evaluation.language_model import tokenize_documents
 from lengthwise.hf.language_models import LanguageModel
 from lengthwise.influence.measures import MEASURES, InfluenceMeasure, PrefilteredMeasure
 from lengthwise.influence.report.study_report import report_study
-from lengthwise.influence.report.summary import summary_tables
 from lengthwise.influence.settings import InfluenceSettings
 from lengthwise.influence.study import (
     InfluenceStudy,
@@ -61,10 +59,6 @@ def run_study(study: InfluenceStudy, out: Path, *, resume: bool, minutes: float 
     folder = part_folder(out, study.part)
     check_study_parts(study, out)
     with ProgressLine(err_console) as progress, catch_interrupts() as should_stop:
-
-        def print_estimate(seconds: float) -> None:
-            print_message(f"estimated time: {format_duration(seconds)}")
-
         if not measure_influence(
             study,
             folder,
@@ -73,7 +67,7 @@ def run_study(study: InfluenceStudy, out: Path, *, resume: bool, minutes: float 
             report=partial(progress.show_count, "targets"),
             stop=should_stop,
             announce=print_message,
-            estimate=print_estimate,
+            estimate=lambda seconds: print_message(f"estimated time: {format_duration(seconds)}"),
         ):
             raise StoppedError(f"stopped and saved in {folder}; repeat the command with --resume to continue")
     if study.part == (1, 1):
@@ -84,15 +78,6 @@ def run_study(study: InfluenceStudy, out: Path, *, resume: bool, minutes: float 
         print_message(f"part {part_index}/{num_parts} is complete; missing parts: {missing_labels}")
         return None
     return report_study(replace(study, part=(1, 1)), out)
-
-
-def print_results(summaries: Sequence[Mapping[str, Any]], file: Path) -> None:
-    """Print the tables and answers of studies, and the path of their figure (SVG) or page."""
-    for table in (table for summary in summaries for table in summary_tables(summary)):
-        print_table(*table)
-    print_line(f"{'page' if len(summaries) == 1 else 'figure'}: {file}")
-    for summary in summaries:
-        print_line(summary["answer"]["sentence"])
 
 
 def format_duration(seconds: float) -> str:

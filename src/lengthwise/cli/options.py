@@ -39,32 +39,27 @@ def suggest_completions(module: str, *tables: str) -> Callable[[], list[str]]:
     return lambda: [name for table in tables for name in getattr(import_module(module), table)]
 
 
+def _table_option(flag: str, module: str, table: str, help_text: str) -> Any:
+    return Option(flag, help=help_text, autocompletion=suggest_completions(module, table))
+
+
 RunFolder = Annotated[Path, Argument(metavar="RUN", help="Folder of a trained run.")]
+ModelName = Annotated[
+    str, Argument(metavar="MODEL", help="Run folder, model folder, GGUF file or model name on the Hugging Face Hub.")
+]
+DataType = Annotated[
+    str | None, Option("--dtype", help="Data type of a transformers model: float32, bfloat16 or float16.")
+]
 JsonFlag = Annotated[bool, Option("--json", help="Print the results as one JSON document.")]
 DeviceName = Annotated[str, Option(help="Device: auto, cpu or cuda.")]
 TaskName = Annotated[
-    str | None,
-    Option(
-        "--task",
-        help="Task: a name, module:Name or FILE.jsonl.",
-        autocompletion=suggest_completions("lengthwise.tasks", "TASKS"),
-    ),
+    str | None, _table_option("--task", "lengthwise.tasks", "TASKS", "Task: a name, module:Name or FILE.jsonl.")
 ]
-SchemeName = Annotated[
-    str | None,
-    Option(
-        "--scheme",
-        help="Position scheme: a name, module:Name, or discovered, which finds a coupling.",
-        autocompletion=suggest_completions("lengthwise.positions", "SCHEMES"),
-    ),
-]
+SCHEME_HELP = "Position scheme: a name, module:Name, or discovered, which finds a coupling."
+SchemeName = Annotated[str | None, _table_option("--scheme", "lengthwise.positions", "SCHEMES", SCHEME_HELP)]
 EncodingName = Annotated[
     str | None,
-    Option(
-        "--encoding",
-        help="Encoding: a name or module:Name.",
-        autocompletion=suggest_completions("lengthwise.encodings", "ENCODINGS"),
-    ),
+    _table_option("--encoding", "lengthwise.encodings", "ENCODINGS", "Encoding: a name or module:Name."),
 ]
 QuickFlag = Annotated[bool, Option("--quick/--no-quick", help="Run at a tiny size to test the command.")]
 VariantNames = Annotated[str | None, Option(help="Task variants to evaluate, such as uniform,carry.")]

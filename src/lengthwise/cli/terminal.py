@@ -166,8 +166,3 @@ def _share_width(smallest: Sequence[int], largest: Sequence[int], max_width: int
         widest = max(range(len(widths)), key=widths.__getitem__)
         widths[widest] = max(1, widths[widest] + free)
     return widths
-
-
-def print_text(line: Text) -> None:
-    """Print a line with styles to standard output; its text must have no control characters."""
-    out_console.print(line)

@@ -93,44 +93,35 @@ def look_up_class(kind: str, name: str) -> type[Any]:
     return TABLES[kind][name]
 
 
-def resolve_override(kind: str, name: str) -> Any:
-    """Return the class (or, for a JSONL file, the task) that replaces a saved task, scheme or encoding."""
-    return JSONLTask(file=name) if kind == "task" and is_task_file(name) else look_up_class(kind, name)
-
-
 def load_task(name: str) -> Task:
     """Return a task with default settings by name or ``module:Name``, or read it from a JSONL file."""
     return JSONLTask(file=name).read() if is_task_file(name) else look_up_class("task", name)()
 
 
 def _import_class(kind: str, name: str) -> type[Any]:
+    def error(problem: str) -> SettingError:
+        return SettingError(f"{kind} '{name}' {problem}")
+
     module, _, attribute = name.partition(":")
     if os.getcwd() not in sys.path:
         # Search the working folder too, as python -m does. It comes last, so that it hides no other module.
         sys.path.append(os.getcwd())
     try:
         cls = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise SettingError(
-            f"{kind} '{name}' cannot be imported ({error}); use module:Name of a class on the Python path"
-        ) from None
+    except (ImportError, AttributeError, ValueError) as cause:
+        raise error(f"cannot be imported ({cause}); use module:Name of a class on the Python path") from None
     if not isinstance(cls, type) or not hasattr(cls, "name"):
-        advice = "use module:Name, where Name is such a class"
-        raise SettingError(f"{kind} '{name}' is not a class with the attribute 'name'; {advice}")
+        raise error("is not a class with the attribute 'name'; use module:Name, where Name is such a class")
     if missing := _missing_members(kind, cls):
-        contract = CONTRACTS[kind].__name__
-        raise SettingError(f"{kind} '{name}' lacks {', '.join(missing)}; add these members (see {contract})")
+        raise error(f"lacks {', '.join(missing)}; add these members (see {CONTRACTS[kind].__name__})")
     if TABLES[kind].get(cls.name, cls) is not cls:
-        raise SettingError(f"{kind} '{name}' has the name '{cls.name}' of a built-in {kind}; choose another name")
+        raise error(f"has the name '{cls.name}' of a built-in {kind}; choose another name")
     if not is_dataclass(cls):
-        advice = "add @dataclass(frozen=True)"
-        raise SettingError(f"{kind} '{name}' is not a dataclass, so its settings cannot be saved; {advice}")
+        raise error("is not a dataclass, so its settings cannot be saved; add @dataclass(frozen=True)")
     try:
         cls()
-    except TypeError as error:
-        raise SettingError(
-            f"{kind} '{name}' cannot be built without arguments ({error}); give every setting a default value"
-        ) from None
+    except TypeError as cause:
+        raise error(f"cannot be built without arguments ({cause}); give every setting a default value") from None
     return cls
 
 
@@ -296,8 +287,34 @@ def change_settings(settings: Setting, changes: Sequence[SettingChange], label: 
     its class. Raises ``UnknownNameError`` for an unknown setting and ``SettingError`` for an invalid value. The message
     starts with the source of the change.
     """
-    changed: Setting = _change_group(settings, changes, label)
-    return changed
+    group: Any = settings
+    setting_fields = {setting.name: setting for setting in fields(group) if setting.compare}
+    by_name: dict[str, list[SettingChange]] = {}
+    for change in changes:
+        name, _, remaining_path = change.path.partition(".")
+        if name == "name" and hasattr(type(group), "name"):
+            if change.value != group.name:
+                advice = f"use --{label} to choose another {label}" if label in TABLES else "use the same name"
+                raise SettingError(
+                    f"{change.source}: the {label} is '{group.name}', not {change.value!r:.40}; {advice}"
+                )
+        elif name not in setting_fields:
+            full_label = f"{label} {group.name}" if hasattr(type(group), "name") else label
+            if not setting_fields:
+                raise SettingError(f"{change.source}: {full_label} has no settings; leave it out")
+            error = unknown_name_error(f"setting of {full_label}", name, setting_fields)
+            raise UnknownNameError(f"{change.source}: {error}")
+        else:
+            by_name.setdefault(name, []).append(replace(change, path=remaining_path))
+    values = {name: _new_value(setting_fields[name], getattr(group, name), named) for name, named in by_name.items()}
+    try:
+        changed: Setting = replace(group, **values)
+        return changed
+    except LengthwiseError as error:
+        # The group checks its settings together, so the error can be about several of them.
+        named = [name for name in by_name if re.search(rf"\b{name}\b", str(error))]
+        sources = dict.fromkeys(change.source for name in named or by_name for change in by_name[name][-1:])
+        raise type(error)(f"{', '.join(sources)}: {error}") from None
 
 
 def changed_train_lengths(changes: Sequence[SettingChange]) -> tuple[int, int] | None:
@@ -309,43 +326,11 @@ def changed_train_lengths(changes: Sequence[SettingChange]) -> tuple[int, int] |
     return shortest, longest
 
 
-def _change_group(group: Any, changes: Sequence[SettingChange], label: str) -> Any:
-    """Return a dataclass with changed fields; ``label`` is its name in errors."""
-    setting_fields = {setting.name: setting for setting in fields(group) if setting.compare}
-    by_name: dict[str, list[SettingChange]] = {}
-    for change in changes:
-        name, _, remaining_path = change.path.partition(".")
-        if name == "name" and hasattr(type(group), "name"):
-            _check_name(group, change, label)
-        elif name not in setting_fields:
-            full_label = f"{label} {group.name}" if hasattr(type(group), "name") else label
-            if not setting_fields:
-                raise SettingError(f"{change.source}: {full_label} has no settings; leave it out")
-            error = unknown_name_error(f"setting of {full_label}", name, setting_fields)
-            raise UnknownNameError(f"{change.source}: {error}")
-        else:
-            by_name.setdefault(name, []).append(replace(change, path=remaining_path))
-    values = {name: _new_value(setting_fields[name], getattr(group, name), named) for name, named in by_name.items()}
-    try:
-        return replace(group, **values)
-    except LengthwiseError as error:
-        # The group checks its settings together, so the error can be about several of them.
-        named = [name for name in by_name if re.search(rf"\b{name}\b", str(error))]
-        sources = dict.fromkeys(change.source for name in named or by_name for change in by_name[name][-1:])
-        raise type(error)(f"{', '.join(sources)}: {error}") from None
-
-
-def _check_name(group: Any, change: SettingChange, label: str) -> None:
-    if change.value != group.name:
-        advice = f"use --{label} to choose another {label}" if label in TABLES else "use the same name"
-        raise SettingError(f"{change.source}: the {label} is '{group.name}', not {change.value!r:.40}; {advice}")
-
-
 def _new_value(setting: Field[Any], old_value: Any, changes: Sequence[SettingChange]) -> Any:
     """Return the value of a field after its changes; their paths begin within the field."""
     if is_dataclass(old_value):
         parts = [part for change in changes for part in _split_group(setting.name, old_value, change)]
-        return _change_group(old_value, parts, setting.name)
+        return change_settings(old_value, parts, setting.name)
     change = changes[-1]
     if change.path:
         raise SettingError(

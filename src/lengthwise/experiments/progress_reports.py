@@ -92,20 +92,18 @@ def check_report_option(report: Callable[..., None] | str | None) -> None:
 def make_line_reporter(report: Callable[[str], None] | str | None) -> Callable[[str], None] | None:
     """Return the function that receives lines of progress; ``"auto"`` prints them in terminals and notebooks."""
     check_report_option(report)
-    if isinstance(report, str):
-        return _print_line if is_interactive() else None
-    return report
+    if not isinstance(report, str):
+        return report
+    if not is_interactive():
+        return None
+    from lengthwise.core.progress_line import err_console, escape_control_characters  # noqa: PLC0415  (a slow import)
+
+    return lambda line: err_console.print(escape_control_characters(line))
 
 
 def is_interactive() -> bool:
     """Return True if standard error is a terminal, or in a notebook."""
     return sys.stderr.isatty() or "ipykernel" in sys.modules
-
-
-def _print_line(line: str) -> None:
-    from lengthwise.core.progress_line import err_console, escape_control_characters  # noqa: PLC0415  (a slow import)
-
-    err_console.print(escape_control_characters(line))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -125,14 +125,26 @@ def train(
     decoder, sampler = processes.call_in_all(lambda: prepare_training(experiment))
     uses_loss, settings = isinstance(experiment.task, GradedByLoss), experiment.training
 
-    def acquire() -> None:
-        start_model = None
+    def acquire() -> tuple[Run | None, str, list[str]]:
+        """Return the finished run in the folder, on the CPU, or None, and the digests of its experiment and earlier."""
+        start_model: StartCheckpoint | None = None
+        finished_run: Run | None = None
         if start is not None:
             folder, source = (start.folder, start.experiment) if isinstance(start, Run) else (Path(start), None)
             start_model = _read_start_model(folder, experiment, decoder, source)
         stack.enter_context(exclusive_lock(out))
         acquire_run_folder(out, experiment, resume=resume, start=start_model, extend=True)
         stack.enter_context(record_failure(out))
+        if (out / MODEL).exists():
+            # A damaged model file is rebuilt from the newest checkpoint.
+            with suppress(RunFolderError):
+                overrides = {name: getattr(experiment, name) for name in TABLES}
+                finished_run = load_run(out, overrides=overrides, device="cpu")
+        if finished_run is None and read_start_model_file(out):
+            tensors, _ = load_tensors(out / START)
+            check_tensors(out / START, tensors, decoder.state_dict())
+            decoder.load_state_dict(tensors)
+        return finished_run, experiment_digest(out), [extension.belongs_to for extension in read_extensions(out)]
 
     def exact_match(num_examples: int | None = None) -> float:
         return measure_training_fit(experiment, decoder, num_examples).exact_match
@@ -151,15 +163,12 @@ def train(
         return training_facts
 
     with limit_cpu_threads(num_training_threads(experiment.decoder.d_model, threads)), ExitStack() as stack:
-        processes.call_in_first(acquire)
-        saved_run = processes.call_in_first(lambda: _load_saved_run(experiment, out))
+        # The other processes get the weights of the first.
+        saved_run, digest, earlier_digests = processes.call_in_first(acquire)
         if saved_run is not None:
             return replace(saved_run, decoder=saved_run.decoder.to(torch_device))
-        # The other processes get the weights of the first.
-        processes.call_in_first(lambda: _load_start(out, decoder))
-        digest = processes.call_in_first(lambda: experiment_digest(out))
         trainer = Trainer(decoder.to(torch_device), sampler, settings, out, digest, processes)
-        trainer.restore([extension.belongs_to for extension in processes.call_in_first(lambda: read_extensions(out))])
+        trainer.restore(earlier_digests)
         with reports.open(out, experiment, first_step=trainer.progress.step + 1) as report_row:
             is_finished = trainer.run(
                 report=report_row,
@@ -172,15 +181,6 @@ def train(
             # The model is saved before the trackers are closed, because that can wait for a network.
             training_facts = processes.call_in_first(finish)
         return Run(folder=out, experiment=experiment, decoder=decoder.eval(), facts=training_facts)
-
-
-def _load_saved_run(experiment: Experiment, out: Path) -> Run | None:
-    """Return the finished run in a folder, on the CPU; None if it is unfinished or its model is damaged."""
-    if (out / MODEL).exists():
-        # A damaged model file is rebuilt from the newest checkpoint.
-        with suppress(RunFolderError):
-            return load_run(out, overrides={name: getattr(experiment, name) for name in TABLES}, device="cpu")
-    return None
 
 
 def measure_training_fit(experiment: Experiment, decoder: Decoder, num_examples: int | None = None) -> LengthResult:
@@ -270,14 +270,6 @@ def _read_start_model(
         "steps": training_facts.get("steps"),
     }
     return StartCheckpoint(content=content, origin=origin)
-
-
-def _load_start(folder: Path, decoder: Decoder) -> None:
-    """Load the weights that the run in a folder starts from, if it starts from another run."""
-    if read_start_model_file(folder):
-        tensors, _ = load_tensors(folder / START)
-        check_tensors(folder / START, tensors, decoder.state_dict())
-        decoder.load_state_dict(tensors)
 
 
 def _decoder_settings(experiment: Experiment) -> dict[str, Any]:

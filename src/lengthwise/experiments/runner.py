@@ -29,6 +29,7 @@ from lengthwise.core.errors import (
 )
 from lengthwise.core.files import StrPath, write_atomically
 from lengthwise.core.folder_lock import exclusive_lock
+from lengthwise.core.interruption import StoppedError
 from lengthwise.core.type_checks import check_arguments, check_field_values
 from lengthwise.evaluation.exact_match import depends_on_id_distances
 from lengthwise.evaluation.grading import LengthResult
@@ -306,10 +307,6 @@ def _run_jobs(
     return results, is_complete
 
 
-class _EvaluationStopped(Exception):  # noqa: N818  (no error)
-    """Exception that stops an evaluation after a signal."""
-
-
 def run_job(job: ExperimentJob, should_stop: Callable[[], bool], *, keep_going: bool = False) -> JobResult | None:
     """Train or resume a run, evaluate it, and return its rows; return None after an interruption.
 
@@ -330,7 +327,7 @@ def run_job(job: ExperimentJob, should_stop: Callable[[], bool], *, keep_going: 
 def _train_and_evaluate(job: ExperimentJob, should_stop: Callable[[], bool]) -> JobResult | None:
     def check_stop(*progress: int) -> None:
         if should_stop():
-            raise _EvaluationStopped
+            raise StoppedError
 
     torch.set_num_threads(job.threads)
     if (job.folder / EXPERIMENT).exists():
@@ -356,7 +353,7 @@ def _train_and_evaluate(job: ExperimentJob, should_stop: Callable[[], bool]) -> 
             try:
                 # An interrupted evaluation saves no rows and starts again.
                 rows = list(iter_result_rows(run, job.experiment.evaluation, report=check_stop))
-            except _EvaluationStopped:
+            except StoppedError:
                 return None
         write_rows_with_digest(job.folder / COMPARISON_ROWS, rows)
         result = read_saved_result(job)
@@ -380,11 +377,8 @@ def read_saved_result(job: ExperimentJob) -> JobResult | None:
         raise RunFolderError(
             f"{job.folder / COMPARISON_ROWS} has invalid rows ({error}); delete this file to evaluate the run again"
         ) from None
-    return (
-        JobResult(rows=[{"row": label_with_variant(job.label, row["variant"]), **row} for row in rows])
-        if rows
-        else None
-    )
+    labelled_rows = [{"row": label_with_variant(job.label, row["variant"]), **row} for row in rows]
+    return JobResult(rows=labelled_rows) if rows else None
 
 
 def longest_jobs_first(jobs: Sequence[ExperimentJob], pool: Executor) -> list[ExperimentJob]:

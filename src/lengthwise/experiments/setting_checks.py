@@ -132,45 +132,35 @@ def check_scheme(experiment: Experiment) -> list[Batch]:
     batches = []
     for training in (True, False):
         assignment: Any = scheme.assign(examples, rng, training=training)
-        _check_assignment(scheme, examples, assignment)
-        _check_values(scheme, assignment.position_ids, training=training)
+        _check_assignment(scheme, examples, assignment, training=training)
         batches.append(to_batch(length, examples, assignment))
     return batches
 
 
-def _check_assignment(scheme: PositionScheme, examples: Examples, assignment: Any) -> None:
+def _check_assignment(scheme: PositionScheme, examples: Examples, assignment: Any, *, training: bool) -> None:
+    def error(found: str, advice: str) -> PositionIDError:
+        return PositionIDError(f"scheme {scheme.name} returns {found}; return {advice}")
+
     if not isinstance(assignment, Assignment):
-        raise PositionIDError(
-            f"scheme {scheme.name} returns {_type_name(assignment)}; return an Assignment, "
-            "such as make_assignment(examples, position_ids)"
-        )
+        raise error(_type_name(assignment), "an Assignment, such as make_assignment(examples, position_ids)")
     batch_size, seq = examples.tokens.shape
     ids: Any = assignment.position_ids
     if not isinstance(ids, np.ndarray):
-        raise PositionIDError(
-            f"scheme {scheme.name} returns IDs as {_type_name(ids)}; return a NumPy array with axes {ID_AXES}"
-        )
+        raise error(f"IDs as {_type_name(ids)}", f"a NumPy array with axes {ID_AXES}")
     if ids.ndim != 3 or ids.shape[1:] != (batch_size, seq) or not len(ids):
-        raise PositionIDError(
-            f"scheme {scheme.name} returns IDs of shape {ids.shape} for tokens of shape {(batch_size, seq)}; "
-            f"return an array with axes {ID_AXES}, here {(1, batch_size, seq)} for one level"
-        )
+        advice = f"an array with axes {ID_AXES}, here {(1, batch_size, seq)} for one level"
+        raise error(f"IDs of shape {ids.shape} for tokens of shape {(batch_size, seq)}", advice)
     if ids.dtype.kind not in ("if" if scheme.real_valued else "i") or ids.dtype.itemsize > 8:
         types = "signed integers or floats" if scheme.real_valued else "signed integers, or set real_valued = True"
-        raise PositionIDError(f"scheme {scheme.name} returns IDs of type {ids.dtype}; return {types}")
+        raise error(f"IDs of type {ids.dtype}", types)
     for name in ("token_scored", "id_scored"):
         mask: Any = getattr(assignment, name)
         if not isinstance(mask, np.ndarray) or mask.dtype != bool or mask.shape != (batch_size, seq):
             found = f"{mask.dtype} {mask.shape}" if isinstance(mask, np.ndarray) else _type_name(mask)
-            raise PositionIDError(
-                f"scheme {scheme.name} returns {name} as {found}; return booleans of shape {(batch_size, seq)}"
-            )
-
-
-def _check_values(scheme: PositionScheme, ids: Real[np.ndarray, "level batch seq"], *, training: bool) -> None:
+            raise error(f"{name} as {found}", f"booleans of shape {(batch_size, seq)}")
     invalid_ids = ids[~((ids >= 0) & (ids < np.inf))]
     if invalid_ids.size:
-        raise PositionIDError(f"scheme {scheme.name} returns ID {invalid_ids[0]}; return finite IDs of at least 0")
+        raise error(f"ID {invalid_ids[0]}", "finite IDs of at least 0")
     num_scheme_ids = scheme.num_position_ids
     if training and num_scheme_ids is not None and ids.max() >= num_scheme_ids:
         raise PositionRangeError(
@@ -238,9 +228,8 @@ def _call_hook(
         location = f"{type(error).__name__}: {cause}, {Path(frame.filename).name} line {frame.lineno}"
         raise SettingError(f"{label} fails on inputs of shape {shapes} ({location}); fix this hook") from error
     if not isinstance(result, Tensor):
-        raise SettingError(
-            f"{label} returns {_type_name(result)} for inputs of shape {shapes}; return a tensor with axes {axes}"
-        )
+        found = f"{_type_name(result)} for inputs of shape {shapes}"
+        raise SettingError(f"{label} returns {found}; return a tensor with axes {axes}")
     # A bias may broadcast over the batch and the heads.
     num_broadcast_axes = 2 if hook == "bias" else 0
     axis_matches = [
@@ -248,11 +237,9 @@ def _call_hook(
         for axis, (axis_size, expected_size) in enumerate(zip(result.shape, expected_shape, strict=False))
     ]
     if result.dim() != len(expected_shape) or not all(axis_matches):
+        found = f"a tensor of shape {tuple(result.shape)} for inputs of shape {shapes}"
         broadcast_advice = ", or size 1 to broadcast over batch or heads" if num_broadcast_axes else ""
-        raise SettingError(
-            f"{label} returns a tensor of shape {tuple(result.shape)} for inputs of shape {shapes}; "
-            f"return axes {axes}{broadcast_advice}"
-        )
+        raise SettingError(f"{label} returns {found}; return axes {axes}{broadcast_advice}")
     if not result.is_floating_point() or (hook == "embed" and result.dtype != arguments[0].dtype):
         dtype = arguments[0].dtype if hook == "embed" else "a floating-point tensor"
         raise SettingError(f"{label} returns a tensor of dtype {result.dtype}; return {dtype}")

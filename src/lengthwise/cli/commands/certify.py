@@ -1,7 +1,5 @@
 """The ``certify`` command, which predicts results of a task or a trained run beyond the training lengths."""
 
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -65,7 +63,6 @@ def certify(
     )
     from lengthwise.experiments.run_evaluation import certify_run
 
-    part_names = {"task": task, "scheme": scheme, "encoding": encoding}
     parsed_lengths = None if lengths is None else options.parse_integers(lengths, "--lengths")
     target_path = Path(target)
     if target_path.is_dir():
@@ -74,12 +71,12 @@ def certify(
         run = load_run_with_overrides(target, task, scheme, encoding)
         name = run.experiment.task.name
         test_lengths = parsed_lengths or _default_run_lengths(run.experiment.task, run.experiment.train_lengths[1])
-        compute_certificate: Callable[[], Any] = partial(certify_run, run, test_lengths, seed=seed)
+        with show_status(f"certifying {target}"):
+            certificate: Any = certify_run(run, test_lengths, seed=seed)
     else:
-        options.reject_flags("needs a run folder", **part_names)
-        name, compute_certificate = _prepare_certificate(target, train_lengths, parsed_lengths, steps, seed)
-    with show_status(f"certifying {target}"):
-        certificate = compute_certificate()
+        options.reject_flags("needs a run folder", task=task, scheme=scheme, encoding=encoding)
+        with show_status(f"certifying {target}"):
+            name, certificate = _certify_without_run(target, train_lengths, parsed_lengths, steps, seed)
     if as_json:
         print_json({"task": name, **certificate_to_json(certificate)})
     else:
@@ -109,10 +106,10 @@ def _default_run_lengths(task: Any, max_train_length: int) -> tuple[int, ...]:
     return tuple(sorted(nearest))
 
 
-def _prepare_certificate(
+def _certify_without_run(
     target: str, train_lengths: str | None, lengths: tuple[int, ...] | None, steps: int, seed: int
-) -> tuple[str, Callable[[], Any]]:
-    """Return the name of the task, and a function that computes the certificate of a counterexample, task or law."""
+) -> tuple[str, Any]:
+    """Return the name of the task, and the certificate of a counterexample, task or law."""
     from lengthwise.tasks import PlantedCorrelations
     from lengthwise.theory.counterexamples import COUNTEREXAMPLES, certify_counterexample
     from lengthwise.theory.planted_task_certificate import certify_planted_task
@@ -120,7 +117,7 @@ def _prepare_certificate(
 
     if target in COUNTEREXAMPLES:
         options.reject_flags("applies to a task or a law", **{"train-lengths": train_lengths})
-        return PlantedCorrelations.name, partial(certify_counterexample, COUNTEREXAMPLES[target], lengths)
+        return PlantedCorrelations.name, certify_counterexample(COUNTEREXAMPLES[target], lengths)
     task = _load_task_or_law(Path(target))
     train_range = None if train_lengths is None else options.parse_range(train_lengths)
     test_lengths = lengths or DEFAULT_LENGTHS
@@ -128,11 +125,9 @@ def _prepare_certificate(
         if train_range is None:
             # Bounds need four spans: the number of tokens from the first to the last planted token.
             train_range = task.min_length, max(16, 4 * (task.placement.max_span or 0))
-        return task.name, partial(
-            certify_planted_task, task, trained=train_range, lengths=test_lengths, steps=steps, seed=seed
-        )
+        return task.name, certify_planted_task(task, trained=train_range, lengths=test_lengths, steps=steps, seed=seed)
     max_trained = DEFAULT_TRAIN_LENGTH if train_range is None else train_range[1]
-    return task.name, partial(certify_task, task, trained=max_trained, lengths=test_lengths, seed=seed)
+    return task.name, certify_task(task, trained=max_trained, lengths=test_lengths, seed=seed)
 
 
 def _load_task_or_law(path: Path) -> Any:

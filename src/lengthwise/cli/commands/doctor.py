@@ -11,10 +11,7 @@ from lengthwise.core.defaults import SOURCE_FORMAT
 
 
 def doctor(
-    model: Annotated[
-        str,
-        Argument(metavar="MODEL", help="Run folder, model folder, GGUF file or model name on the Hugging Face Hub."),
-    ],
+    model: options.ModelName,
     texts: Annotated[
         list[str] | None,
         Argument(
@@ -38,9 +35,7 @@ def doctor(
     ] = 20.0,
     documents: Annotated[int, options.integer_option("Maximum number of documents to measure.")] = 12,
     tokenizer: options.TokenizerName = None,
-    dtype: Annotated[
-        str | None, Option(help="Data type of a transformers model: float32, bfloat16 or float16.")
-    ] = None,
+    dtype: options.DataType = None,
     seed: Annotated[int, options.integer_option("Random seed for the choice of documents and targets.")] = 0,
     device: options.DeviceName = "auto",
     out: Annotated[Path, Option("--out", help="Page to write, ending in .html.")] = Path("doctor.html"),

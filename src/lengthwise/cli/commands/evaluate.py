@@ -9,6 +9,7 @@ from typer import Argument, Option
 from lengthwise.cli import options
 from lengthwise.cli.terminal import print_json, print_line, print_table
 from lengthwise.core.defaults import DEFAULT_NUM_SHOTS
+from lengthwise.core.errors import SettingError
 from lengthwise.core.progress_line import ProgressLine, err_console
 
 
@@ -54,8 +55,9 @@ def evaluate_(
     """
     from lengthwise.cli import experiment_options
     from lengthwise.evaluation.tables_and_figures import length_table
+    from lengthwise.experiments.experiment import load_task
     from lengthwise.experiments.run_evaluation import evaluate
-    from lengthwise.experiments.run_folder import is_run_folder
+    from lengthwise.experiments.run_folder import EXPERIMENT, is_run_folder
 
     flags = {"lengths": lengths, "num_examples": num_examples, "variants": variants}
     if is_run_folder(name):
@@ -73,7 +75,12 @@ def evaluate_(
         from lengthwise.hf.language_models import PromptingConfig, evaluate_language_model
 
         options.reject_flags("needs a run, not a model", scheme=scheme, encoding=encoding, corpus=corpus)
-        model_task = experiment_options.load_model_task(name, task)
+        if task is None:
+            raise SettingError(
+                f"{name} is not a run folder (it has no {EXPERIMENT}), and a model needs a task; "
+                "pass the output folder of lengthwise train, or add a task such as --task parity"
+            )
+        model_task = load_task(task)
         settings = experiment_options.override_evaluation(experiment_options.MODEL_SETTINGS, **flags, task=model_task)
         settings = replace(settings, decode=decode, seed=seed)
         prompting = PromptingConfig(

@@ -7,15 +7,12 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from lengthwise.cli import options
-from lengthwise.cli.terminal import print_json, print_message
+from lengthwise.cli.terminal import print_json, print_line, print_message, print_table
 from lengthwise.core.defaults import CLEAR_GAP, FAR_TOKENS, SOURCE_FORMAT
 
 
 def influence(
-    model: Annotated[
-        str,
-        Argument(metavar="MODEL", help="Run folder, model folder, GGUF file or model name on the Hugging Face Hub."),
-    ],
+    model: options.ModelName,
     texts: Annotated[
         list[str] | None,
         Argument(
@@ -98,9 +95,7 @@ def influence(
         list[str] | None, Option(help="Another model to measure on the same texts; repeat the flag for more models.")
     ] = None,
     tokenizer: options.TokenizerName = None,
-    dtype: Annotated[
-        str | None, Option(help="Data type of a transformers model: float32, bfloat16 or float16.")
-    ] = None,
+    dtype: options.DataType = None,
     seed: Annotated[int, options.integer_option("Random seed for targets and random selections.")] = 0,
     part: Annotated[
         str, Option(metavar="I/N", help="Part I of N to measure in this process; the last process joins all parts.")
@@ -118,6 +113,7 @@ def influence(
     from lengthwise.hf.language_models import check_model_exists, load_language_model
     from lengthwise.influence.report.figures import plot_model_sizes
     from lengthwise.influence.report.study_report import PAGE_FILE
+    from lengthwise.influence.report.summary import summary_tables
     from lengthwise.influence.settings import InfluenceSettings
     from lengthwise.influence.study import InfluenceStudy, parse_study_part
 
@@ -160,4 +156,8 @@ def influence(
     if as_json:
         print_json({"folder": str(out), "summaries": summaries})
         return
-    influence_options.print_results(summaries, scale_figure or folders[0] / PAGE_FILE)
+    for table in (table for summary in summaries for table in summary_tables(summary)):
+        print_table(*table)
+    print_line(f"page: {folders[0] / PAGE_FILE}" if scale_figure is None else f"figure: {scale_figure}")
+    for summary in summaries:
+        print_line(summary["answer"]["sentence"])

@@ -54,14 +54,9 @@ def reproduce_(
         )
     print_warnings(result.comparison.warnings, is_complete=result.comparison.is_complete)
     if as_json:
-        rows, diverged_runs, measurements = result.comparison.rows, result.comparison.diverged, result.measurements
-        output_values = {
-            "results": rows,
-            "diverged": diverged_runs,
-            "measurements": measurements,
-            "figure": str(result.figure),
-        }
-        print_json({"claim": claim, "size": size, **output_values})
+        facts = {"results": result.comparison.rows, "diverged": result.comparison.diverged}
+        facts |= {"measurements": result.measurements, "figure": str(result.figure)}
+        print_json({"claim": claim, "size": size, **facts})
         return
     for title, header, body in result.tables:
         print_table(title, header, body)

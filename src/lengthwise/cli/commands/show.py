@@ -7,7 +7,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from lengthwise.cli import options
-from lengthwise.cli.terminal import out_console, print_json, print_line, print_text
+from lengthwise.cli.terminal import out_console, print_json, print_line
 from lengthwise.core.progress_line import ProgressLine, err_console
 
 
@@ -47,6 +47,6 @@ def show_(
         print_json(asdict(picture))
         return
     for line in draw_text(picture, out_console.width):
-        print_text(line)
+        out_console.print(line)
     if out is not None:
         print_line(f"picture: {out}")

@@ -76,11 +76,12 @@ def train_(
     from lengthwise.experiments.experiment import change_settings, changed_train_lengths
     from lengthwise.experiments.recipes import quick_version
     from lengthwise.experiments.run import train
-    from lengthwise.experiments.run_folder import read_experiment
+    from lengthwise.experiments.run_folder import is_run_folder, read_experiment
 
     changes = read_setting_changes(given_options)
     given_names = {"task": task, "scheme": scheme, "encoding": encoding}
-    saved_run = experiment_options.find_saved_run(name, task, out if resume else None, start)
+    resumes = out is not None and resume and (task is None or is_run_folder(out))
+    saved_run = None if name is not None else out if resumes else start
     if saved_run is not None:
         experiment = read_experiment(saved_run, overrides=experiment_options.parse_overrides(**given_names))
     else:

@@ -148,12 +148,8 @@ def with_tuned_settings(experiment: Experiment) -> Experiment:
     """
     fitted_task = tuned_tasks().get(experiment.task.name)
     found = None if fitted_task is None else fitted_task.settings(experiment.encoding.name)
-    if fitted_task is None:
-        decoder, training = FOUR_LAYERS, ADDITION_TRAINING
-    elif found is None:
-        decoder, training = fitted_task.decoder, fitted_task.training
-    else:
-        decoder, training = found.decoder, found.training
+    settings = found or fitted_task
+    decoder, training = (settings.decoder, settings.training) if settings else (FOUR_LAYERS, ADDITION_TRAINING)
     if found is None or _limits_of_fit(experiment):
         training = extend_until_fit(training)
     return replace(experiment, decoder=decoder, training=training)
