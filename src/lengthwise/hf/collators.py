@@ -376,10 +376,10 @@ class PositionCollator:
         The prompt ends before the first answer token. Without a column that marks answers, the example is the prompt.
         """
         batch = replace(self, training=False, pack_to=None, padding_side="left")(features)
-        is_token = batch["attention_mask"].bool()
-        prompts = {}
+        is_token, prompts = batch["attention_mask"].bool(), {}
+        prompt_lengths = [count_prompt_tokens(feature) for feature in features]
         for name, fill_value in (("attention_mask", 0), ("input_ids", self.pad_token_id), ("position_ids", 0)):
-            cells = zip(batch[name], is_token, map(count_prompt_tokens, features), strict=True)
+            cells = zip(batch[name], is_token, prompt_lengths, strict=True)
             rows = [values[mask][:length] for values, mask, length in cells]
             prompts[name] = pad_sequence(rows, batch_first=True, padding_value=fill_value, padding_side="left")
         return prompts
