@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
+from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from lengthwise.core.errors import (
@@ -227,48 +229,6 @@ def _read_scheme_column(feature: Mapping[str, Any], name: str, seq: int) -> Int[
     return column
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchLayout:
-    """Row, column and sequence number (index of the example in its row) of each token, in the order of the examples."""
-
-    shape: tuple[int, int]
-    rows: Int[np.ndarray, " tokens"]
-    columns: Int[np.ndarray, " tokens"]
-    sequence_numbers: Int[np.ndarray, " tokens"]
-
-    def arrange_tokens(self, values: Sequence[np.ndarray], fill_value: int) -> Int[Tensor, "batch seq"]:
-        """Arrange one integer array per example into a batch, with ``fill`` at padding."""
-        batch = np.full(self.shape, fill_value, dtype=np.int64)
-        batch[self.rows, self.columns] = np.concatenate(values)
-        return torch.from_numpy(batch)
-
-    @property
-    def sequence_ids(self) -> Int[Tensor, "batch seq"]:
-        """Sequence number of each token in its row, from 0; -1 for padding."""
-        return self.arrange_tokens([self.sequence_numbers], -1)
-
-
-def build_batch_layout(
-    lengths: Sequence[int], *, pack_to: int | None, pad_left: bool, multiple: int | None
-) -> BatchLayout:
-    """Place one example per row, or pack rows of at most ``pack_to`` tokens; round the width up to a ``multiple``."""
-    packs = [[example] for example in range(len(lengths))] if pack_to is None else pack_first_fit(lengths, pack_to)
-    row_lengths = [sum(lengths[example] for example in pack) for pack in packs]
-    num_columns = max(row_lengths)
-    if multiple is not None:
-        num_columns = -(-num_columns // multiple) * multiple
-    # Row, first column and sequence number of each example.
-    first_cells = np.zeros((len(lengths), 3), dtype=np.int64)
-    for row, pack in enumerate(packs):
-        column = num_columns - row_lengths[row] if pad_left else 0
-        for sequence_number, example in enumerate(pack):
-            first_cells[example] = row, column, sequence_number
-            column += lengths[example]
-    rows, first_columns, sequence_numbers = first_cells.repeat(lengths, axis=0).T
-    columns = first_columns + np.concatenate([np.arange(length) for length in lengths])
-    return BatchLayout(shape=(len(packs), num_columns), rows=rows, columns=columns, sequence_numbers=sequence_numbers)
-
-
 def pack_first_fit(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
     """Return packs of example indexes by first-fit decreasing; each pack has at most ``max_tokens`` tokens in total."""
     packs: list[list[int]] = []
@@ -384,24 +344,27 @@ class PositionCollator:
         if not features:
             raise TokenizedRowError("the batch is empty; pass at least one example")
         examples = [self._read_example(index, feature) for index, feature in enumerate(features)]
-        assignments = self._assign(examples)
-        pairs = zip(examples, assignments, strict=True)
-        labels = [
-            np.where(item.is_answer & assigned.token_scored[0], item.labels, UNSCORED) for item, assigned in pairs
-        ]
-        lengths, pad_left = [len(example.tokens) for example in examples], self.padding_side == "left"
-        layout = build_batch_layout(lengths, pack_to=self.pack_to, pad_left=pad_left, multiple=self.pad_to_multiple_of)
-        sequence_ids = layout.sequence_ids
+        position_ids, token_scored, id_scored = zip(*self._assign(examples), strict=True)
+        pairs = zip(examples, token_scored, strict=True)
+        labels = [np.where(example.is_answer & scored, example.labels, UNSCORED) for example, scored in pairs]
+        lengths = [len(example.tokens) for example in examples]
+        packs = [[index] for index in range(len(lengths))]
+        if self.pack_to is not None:
+            packs = pack_first_fit(lengths, self.pack_to)
+        numbers = {index: number for pack in packs for number, index in enumerate(pack)}
+        sequence_ids = self._arrange(
+            [np.full(length, numbers[index]) for index, length in enumerate(lengths)], packs, -1
+        )
         is_token = sequence_ids >= 0
         batch = {
-            "input_ids": layout.arrange_tokens([example.tokens for example in examples], self.pad_token_id),
+            "input_ids": self._arrange([example.tokens for example in examples], packs, self.pad_token_id),
             "attention_mask": is_token.long(),
-            "position_ids": layout.arrange_tokens([assignment.position_ids[0, 0] for assignment in assignments], 0),
-            "labels": layout.arrange_tokens(labels, UNSCORED),
+            "position_ids": self._arrange(position_ids, packs, 0),
+            "labels": self._arrange(labels, packs, UNSCORED),
         }
         if self.scheme.predicts_ids:
-            position_labels = [np.where(item.id_scored[0], item.position_ids[0, 0], UNSCORED) for item in assignments]
-            batch["position_labels"] = layout.arrange_tokens(position_labels, UNSCORED)
+            position_labels = [np.where(*pair, UNSCORED) for pair in zip(id_scored, position_ids, strict=True)]
+            batch["position_labels"] = self._arrange(position_labels, packs, UNSCORED)
         if self.pack_to is not None:
             batch["attention_mask"] = causal_mask(is_token, sequence_ids=sequence_ids, dtype=self.dtype)
             batch["sequence_ids"] = sequence_ids
@@ -413,15 +376,22 @@ class PositionCollator:
         The prompt ends before the first answer token. Without a column that marks answers, the example is the prompt.
         """
         batch = replace(self, training=False, pack_to=None, padding_side="left")(features)
+        is_token, prompts = batch["attention_mask"].bool(), {}
         prompt_lengths = [count_prompt_tokens(feature) for feature in features]
-        layout = build_batch_layout(prompt_lengths, pack_to=None, pad_left=True, multiple=None)
-        prompts = {"attention_mask": (layout.sequence_ids >= 0).long()}
-        for name, fill_value in (("input_ids", self.pad_token_id), ("position_ids", 0)):
-            rows = zip(batch[name].numpy(), batch["attention_mask"].numpy(), prompt_lengths, strict=True)
-            prompts[name] = layout.arrange_tokens(
-                [cells[mask == 1][:length] for cells, mask, length in rows], fill_value
-            )
+        for name, fill_value in (("attention_mask", 0), ("input_ids", self.pad_token_id), ("position_ids", 0)):
+            cells = zip(batch[name], is_token, prompt_lengths, strict=True)
+            rows = [values[mask][:length] for values, mask, length in cells]
+            prompts[name] = pad_sequence(rows, batch_first=True, padding_value=fill_value, padding_side="left")
         return prompts
+
+    def _arrange(
+        self, values: Sequence[np.ndarray], packs: Sequence[Sequence[int]], fill_value: int
+    ) -> Int[Tensor, "batch seq"]:
+        """Arrange one integer array per example into a batch with one row per pack, and ``fill_value`` at padding."""
+        rows = [torch.from_numpy(np.concatenate([values[index] for index in pack], dtype=np.int64)) for pack in packs]
+        batch = pad_sequence(rows, batch_first=True, padding_value=fill_value, padding_side=self.padding_side)
+        num_missing = -batch.shape[1] % (self.pad_to_multiple_of or 1)
+        return pad(batch, (num_missing, 0) if self.padding_side == "left" else (0, num_missing), value=fill_value)
 
     def _read_example(self, index: int, feature: Mapping[str, Any]) -> TokenizedExample:
         try:
@@ -435,30 +405,31 @@ class PositionCollator:
             )
         return example
 
-    def _assign(self, examples: Sequence[TokenizedExample]) -> list[Assignment]:
-        """Assign IDs to examples of one length at a time, so that padding never changes an ID."""
+    def _assign(self, examples: Sequence[TokenizedExample]) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """Return the IDs of each example, and the masks of the tokens and of the IDs that count.
+
+        Examples of one length get IDs at a time, so that padding never changes an ID.
+        """
         # `Trainer` seeds torch's generator differently in each worker. Distributed processes have the same seed, but
         # need different IDs.
         distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
         rank = torch.distributed.get_rank() if distributed else 0
         rng = random_stream(int(torch.randint(1 << 62, ())), "collated position IDs", rank)
         lengths = np.array([len(example.tokens) for example in examples])
-        assignments: dict[int, Assignment] = {}
+        assigned: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
         for length in np.unique(lengths):
             indices = np.flatnonzero(lengths == length).tolist()
             assignment = self._assign_one_length([examples[index] for index in indices], indices, rng)
             for row, index in enumerate(indices):
-                row_slice = slice(row, row + 1)
-                ids = assignment.position_ids[:, row_slice]
+                ids = assignment.position_ids[0, row]
                 if self.num_position_ids is not None and ids.max() >= self.num_position_ids:
                     raise PositionRangeError(
                         f"example {index} of the batch: its position IDs reach {ids.max()}, but the limit is "
                         f"{self.num_position_ids - 1}; shorten the example, or raise num_position_ids if the model "
                         "supports larger IDs"
                     )
-                token_scored, id_scored = assignment.token_scored[row_slice], assignment.id_scored[row_slice]
-                assignments[index] = Assignment(position_ids=ids, token_scored=token_scored, id_scored=id_scored)
-        return [assignments[index] for index in range(len(examples))]
+                assigned[index] = ids, assignment.token_scored[row], assignment.id_scored[row]
+        return [assigned[index] for index in range(len(examples))]
 
     def _assign_one_length(
         self, examples: Sequence[TokenizedExample], indices: Sequence[int], rng: np.random.Generator

@@ -129,7 +129,9 @@ def export_to_lm_eval(task: Task, out: StrPath, settings: EvaluationSettings, *,
         splits = {"test": (f"{task.name}_{length}.jsonl", texts)}
         if shots:
             splits["shots"] = (f"{task.name}_{length}_shots.jsonl", shot_pool)
-        files |= {file: _json_lines(examples, length) for file, examples in splits.values()}
+        for file, examples in splits.values():
+            records = ({"prompt": text.prompt, "response": text.answer, "length": length} for text in examples)
+            files[file] = "".join(json.dumps(record) + "\n" for record in records)
         paths = {split: str((out / file).absolute()) for split, (file, _) in splits.items()}
         files[f"{task.name}_{length}.yaml"] = _yaml(_task_config(task_name, task, length, texts, paths, shots))
     group_name = f"lengthwise_{task.name}"
@@ -167,11 +169,6 @@ def _task_config(
         "metric_list": [{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}],
         "metadata": {"version": task.version, "length": length},
     }
-
-
-def _json_lines(texts: Sequence[TextExample], length: int) -> str:
-    records = ({"prompt": text.prompt, "response": text.answer, "length": length} for text in texts)
-    return "".join(json.dumps(record) + "\n" for record in records)
 
 
 def _yaml(entries: Mapping[str, Any]) -> str:

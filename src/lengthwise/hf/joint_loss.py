@@ -1,16 +1,19 @@
 """Joint loss of a model that predicts position IDs: cross-entropy of the tokens and of their IDs."""
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from lengthwise.hf.model_inputs import UNSCORED, warn_unreachable_position_ids
+from lengthwise.core.errors import UnreachablePositionIDsWarning
+from lengthwise.hf.model_inputs import UNSCORED
+from lengthwise.hf.position_cache import CachedTokens
 from lengthwise.model.position_heads import PositionHead, PromptKeys, build_prompt_keys
 
 Embedder = Callable[[Tensor], Tensor]
@@ -21,7 +24,7 @@ class PositionIDLoss:
     """ID loss (nats) and predicted IDs (-1 at tokens without a label), or None in training and for packed rows."""
 
     loss: Float[Tensor, ""]
-    predicted_ids: Int[Tensor, "*level batch seq"] | None
+    predicted_ids: Int[Tensor, "batch seq"] | None
 
 
 @dataclass
@@ -38,18 +41,37 @@ class PredictivePositionOutput(CausalLMOutputWithPast):
 
 
 def build_joint_output(
-    loss_of_tokens: Tensor | None, loss_of_ids: PositionIDLoss | None, id_weight: float, **outputs: Any
+    logits: Float[Tensor, "batch kept vocab"],
+    labels: Int[Tensor, "batch seq"] | None,
+    id_losses: Sequence[PositionIDLoss],
+    num_items: Tensor | int | None,
+    sequence_ids: Tensor | None = None,
+    *,
+    id_weight: float,
+    **outputs: Any,
 ) -> PredictivePositionOutput:
-    """Return a model output whose loss is the token loss plus the weighted ID loss, or the only loss of the two."""
-    losses = [] if loss_of_tokens is None else [loss_of_tokens]
-    losses += [] if loss_of_ids is None else [id_weight * loss_of_ids.loss]
+    """Return a model output whose loss is the token loss plus the weighted ID loss, or the only loss of the two.
+
+    Each level has its own head, so the ID loss is the sum of the ``id_losses`` of all levels.
+    """
+    loss_of_tokens = None if labels is None else token_loss(logits, labels, num_items, sequence_ids)
+    loss_of_ids = torch.stack([level.loss for level in id_losses]).sum() if id_losses else None
+    weighted_loss = None if loss_of_ids is None else id_weight * loss_of_ids
+    losses = [loss for loss in (loss_of_tokens, weighted_loss) if loss is not None]
+    predicted_ids = [level.predicted_ids for level in id_losses if level.predicted_ids is not None]
     return PredictivePositionOutput(
         loss=sum(losses[1:], losses[0]) if losses else None,
         token_loss=loss_of_tokens,
-        position_loss=None if loss_of_ids is None else loss_of_ids.loss,
-        predicted_position_ids=None if loss_of_ids is None else loss_of_ids.predicted_ids,
+        position_loss=loss_of_ids,
+        predicted_position_ids=drop_single_level(torch.stack(predicted_ids)) if predicted_ids else None,
+        logits=logits,
         **outputs,
     )
+
+
+def drop_single_level(levels: Shaped[Tensor, "level batch seq"]) -> Shaped[Tensor, "*level batch seq"]:
+    """Return the values of all levels, without the axis of levels if there is only one."""
+    return levels[0] if len(levels) == 1 else levels
 
 
 def token_loss(
@@ -77,10 +99,7 @@ def position_loss(
     head: PositionHead,
     embed: Embedder,
     embed_next: Embedder,
-    hidden: Float[Tensor, "batch seq d_model"],
-    tokens: Int[Tensor, "batch seq"],
-    position_ids: Int[Tensor, "batch seq"],
-    is_prompt: Bool[Tensor, "batch seq"],
+    call: CachedTokens,
     position_labels: Int[Tensor, "batch seq"],
     num_items: Tensor | int | None,
     sequence_ids: Int[Tensor, "batch seq"] | None = None,
@@ -88,8 +107,9 @@ def position_loss(
     """Return the cross-entropy (nats) of the IDs in ``position_labels``, except IDs that the head cannot predict.
 
     The sum is divided by ``num_items``, or by the number of these IDs if ``num_items`` is None. ``sequence_ids``
-    numbers the packed texts of a row.
+    numbers the packed texts of a row. ``call`` needs the hidden states of all its tokens.
     """
+    hidden, tokens, position_ids, is_prompt = call.hidden, call.tokens, call.position_ids, call.is_prompt
     if sequence_ids is not None:
         values = ((hidden, 0), (tokens, 0), (position_ids, 0), (is_prompt, 0), (position_labels, UNSCORED))
         hidden, tokens, position_ids, is_prompt, position_labels = _unpack(sequence_ids, values)
@@ -105,13 +125,19 @@ def position_loss(
     first, last = int(labelled_columns[0]), int(labelled_columns[-1]) + 1
     columns, next_columns = slice(first, last), slice(first + 1, last + 1)
     with position_head_precision(head, hidden.device):
-        prompt = gather_prompt_keys(head, embed, tokens, position_ids, is_prompt)
+        prompt = gather_prompt_keys(head, embed, CachedTokens(tokens, position_ids, is_prompt, hidden))
         next_tokens = embed_next(tokens[:, next_columns])
         next_ids = head(hidden[:, columns].float(), position_ids[:, columns], next_tokens, prompt)
         log_probability, is_reachable = next_ids.log_probability(position_labels[:, next_columns])
     is_scored = has_label[:, columns] & is_reachable
     if head.training and torch.is_grad_enabled() and (is_scored != has_label[:, columns]).any():
-        warn_unreachable_position_ids(head)
+        warnings.warn(
+            f"the head {type(head).__name__} cannot predict some of the IDs in position_labels, so the ID loss leaves "
+            "them out and generate will not reach them; the heads pointer, wide_pointer, state_pointer, rank and "
+            "search choose among the IDs of the prompt, which prompt_mask marks, or which ends before the first label",
+            UnreachablePositionIDsWarning,
+            stacklevel=2,
+        )
     if predicted_ids is not None:
         predicted_ids[:, next_columns] = torch.where(has_label[:, columns], next_ids.most_likely_ids(), -1)
     loss_sum = -(log_probability * is_scored).sum()
@@ -124,18 +150,12 @@ def position_head_precision(head: PositionHead, device: torch.device) -> Abstrac
     return torch.autocast(device.type, enabled=False) if is_float32 else nullcontext()
 
 
-def gather_prompt_keys(
-    head: PositionHead,
-    embed: Embedder,
-    tokens: Int[Tensor, "batch seq"],
-    position_ids: Int[Tensor, "batch seq"],
-    is_prompt: Bool[Tensor, "batch seq"],
-) -> PromptKeys:
+def gather_prompt_keys(head: PositionHead, embed: Embedder, call: CachedTokens) -> PromptKeys:
     """Return the prompt tokens of each row as the input of a position head; they may be anywhere in the row."""
-    lengths = is_prompt.sum(dim=1)
+    lengths = call.is_prompt.sum(dim=1)
     # Move the prompt tokens to the front, in their original order.
-    token_order = (~is_prompt).long().argsort(dim=1, stable=True)[:, : max(int(lengths.max()), 1)]
-    return build_prompt_keys(head, embed(tokens.gather(1, token_order)), position_ids.gather(1, token_order), lengths)
+    order = (~call.is_prompt).long().argsort(dim=1, stable=True)[:, : max(int(lengths.max()), 1)]
+    return build_prompt_keys(head, embed(call.tokens.gather(1, order)), call.position_ids.gather(1, order), lengths)
 
 
 def _mean(total: Float[Tensor, ""], labels: Int[Tensor, "..."], num_items: Tensor | int | None) -> Float[Tensor, ""]:

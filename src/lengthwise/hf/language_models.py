@@ -72,13 +72,19 @@ def load_language_model(
     if is_run_folder(name):
         if dtype is not None:
             raise ModelError(f"{name} is a run, which has a fixed precision; leave out --dtype {dtype}")
-        return _load_run(name, tokenizer, device)
+        run = load_run(Path(name), device=device)
+        task = run.experiment.task
+        if not isinstance(task, Text):
+            raise ModelError(f"{name} was trained on {task.name}, not on text; use a run of the task text")
+        if tokenizer is not None:
+            raise ModelError(f"the run {name} has its own tokenizer; leave out --tokenizer")
+        codec = BytePairTokenizerAdapter(task.tokenizer)
+        return LanguageModel(model=wrap_run_as_model(run, name), codec=codec, task=task)
     loading_module = _import_loading_module(name)
     dtype_argument = {} if dtype is None else {"dtype": dtype}
     model = loading_module.load_causal_lm(name, device=pick_device(device), **dtype_argument)
-    return LanguageModel(
-        model=model, codec=loading_module.load_tokenizer_adapter(name if tokenizer is None else tokenizer)
-    )
+    codec = loading_module.load_tokenizer_adapter(name if tokenizer is None else tokenizer)
+    return LanguageModel(model=model, codec=codec)
 
 
 @check_arguments
@@ -144,13 +150,3 @@ def _import_loading_module(name: str) -> ModuleType:
         return import_module("lengthwise.hf.loading")
     except ImportError:
         raise ModelError("transformers is not installed; run pip install 'lengthwise[hf]'") from None
-
-
-def _load_run(name: str, tokenizer: str | None, device: str) -> LanguageModel:
-    run = load_run(Path(name), device=device)
-    task = run.experiment.task
-    if not isinstance(task, Text):
-        raise ModelError(f"{name} was trained on {task.name}, not on text; use a run of the task text")
-    if tokenizer is not None:
-        raise ModelError(f"the run {name} has its own tokenizer; leave out --tokenizer")
-    return LanguageModel(model=wrap_run_as_model(run, name), codec=BytePairTokenizerAdapter(task.tokenizer), task=task)

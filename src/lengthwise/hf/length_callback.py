@@ -1,7 +1,6 @@
 """Callback of `transformers.Trainer` that measures exact match by length."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -226,65 +225,22 @@ def grade_batch(model: Any, batch: Mapping[str, Tensor], *, decode: str = "force
     base_model = model.get_base_model() if hasattr(model, "get_base_model") else model
     accepts_ids = isinstance(base_model, PositionIDGenerationMixin)
     check_has_position_head(base_model.num_position_heads if accepts_ids else 0, inputs.get("position_labels"))
-    return _grade_forced(model, inputs) if decode == "forced" else _grade_free(model, base_model, inputs, accepts_ids)
-
-
-def _grade_forced(model: Any, inputs: dict[str, Tensor]) -> Grades:
-    tokens, position_labels = inputs["input_ids"], inputs.get("position_labels")
-    output = model(**inputs)
-    logits = output.logits[:, :-1].float()
-    ids = None if position_labels is None else output.predicted_position_ids[:, 1:]
-    loss = torch.nn.functional.cross_entropy(logits.mT, tokens[:, 1:], reduction="none")
-    return _grade_predictions(inputs, logits.argmax(dim=-1), ids, loss)
-
-
-def _grade_free(model: Any, base_model: Any, inputs: dict[str, Tensor], accepts_ids: bool) -> Grades:
-    """Grade generated responses, with one ``generate`` call per prompt length; unlabelled tokens are not graded."""
-    tokens, ids = inputs["input_ids"], inputs["position_ids"]
-    new_tokens = torch.full_like(tokens, -1)
-    new_ids = torch.full_like(tokens, -1) if "position_labels" in inputs else None
-    prompt_length = (inputs["labels"] != UNSCORED).int().argmax(dim=1)
-    for length in prompt_length.unique().tolist():
-        rows = prompt_length == length
-        prompt_ids = ids[rows, :length]
-        if not accepts_ids and bool((prompt_ids != torch.arange(length, device=device_of(model))).any()):
-            raise SettingError(
-                "decode='free' needs a model that predicts IDs, or consecutive prompt IDs from 0; wrap the model "
-                "(PredictivePositionModel.wrap), or use decode='forced'"
-            )
-        with _greedy_decoding(base_model):
-            output = model.generate(
-                input_ids=tokens[rows, :length],
-                attention_mask=inputs["attention_mask"][rows, :length],
-                **({"position_ids": prompt_ids} if accepts_ids else {}),
-                max_new_tokens=tokens.shape[1] - length,
-                pad_token_id=0,
-                return_dict_in_generate=True,
-            )
-        new_tokens[rows] = output.sequences
-        if new_ids is not None:
-            new_ids[rows] = output.position_ids
-    return _grade_predictions(inputs, new_tokens[:, 1:], None if new_ids is None else new_ids[:, 1:], None)
-
-
-@contextmanager
-def _greedy_decoding(base_model: Any) -> Iterator[None]:
-    """Temporarily replace the model's generation settings, because they may forbid or penalize tokens."""
-    settings = base_model.generation_config
-    base_model.generation_config = GenerationConfig(do_sample=False, num_beams=1)
-    try:
-        yield
-    finally:
-        base_model.generation_config = settings
-
-
-def _grade_predictions(inputs: dict[str, Tensor], tokens: Tensor, ids: Tensor | None, loss: Tensor | None) -> Grades:
-    scored, position_labels = inputs["labels"][:, 1:] != UNSCORED, inputs.get("position_labels")
+    targets, loss = inputs["input_ids"][:, 1:], None
+    if decode == "forced":
+        output = model(**inputs)
+        logits = output.logits[:, :-1].float()
+        predicted_ids = output.predicted_position_ids if "position_labels" in inputs else None
+        tokens, loss = logits.argmax(dim=-1), torch.nn.functional.cross_entropy(logits.mT, targets, reduction="none")
+    else:
+        generated_tokens, predicted_ids = _generate_responses(model, base_model, inputs, accepts_ids)
+        tokens = generated_tokens[:, 1:]
+    scored = inputs["labels"][:, 1:] != UNSCORED
     id_scored, id_correct = torch.zeros_like(scored), torch.ones_like(scored)
-    if position_labels is not None and ids is not None:
-        id_scored, id_correct = position_labels[:, 1:] != UNSCORED, ids == position_labels[:, 1:]
+    if predicted_ids is not None:
+        id_targets = inputs["position_labels"][:, 1:]
+        id_scored, id_correct = id_targets != UNSCORED, predicted_ids[:, 1:] == id_targets
     return Grades(
-        token_correct=tokens == inputs["input_ids"][:, 1:],
+        token_correct=tokens == targets,
         id_correct=id_correct,
         scored=scored,
         id_scored=id_scored,
@@ -293,3 +249,39 @@ def _grade_predictions(inputs: dict[str, Tensor], tokens: Tensor, ids: Tensor | 
         prompt_offset=scored.int().argmax(dim=1),
         token_loss=loss,
     )
+
+
+def _generate_responses(
+    model: Any, base_model: Any, inputs: dict[str, Tensor], accepts_ids: bool
+) -> tuple[Int[Tensor, "batch seq"], Int[Tensor, "batch seq"] | None]:
+    """Return the prompts with generated responses, and their IDs if they count. Prompts of one length form a batch."""
+    tokens, ids = inputs["input_ids"], inputs["position_ids"]
+    new_tokens = torch.full_like(tokens, -1)
+    new_ids = torch.full_like(tokens, -1) if "position_labels" in inputs else None
+    prompt_length = (inputs["labels"] != UNSCORED).int().argmax(dim=1)
+    settings = base_model.generation_config
+    # The settings of the model may forbid or penalize tokens.
+    base_model.generation_config = GenerationConfig(do_sample=False, num_beams=1)
+    try:
+        for length in prompt_length.unique().tolist():
+            rows = prompt_length == length
+            prompt_ids = ids[rows, :length]
+            if not accepts_ids and bool((prompt_ids != torch.arange(length, device=device_of(model))).any()):
+                raise SettingError(
+                    "decode='free' needs a model that predicts IDs, or consecutive prompt IDs from 0; wrap the model "
+                    "(PredictivePositionModel.wrap), or use decode='forced'"
+                )
+            output = model.generate(
+                input_ids=tokens[rows, :length],
+                attention_mask=inputs["attention_mask"][rows, :length],
+                **({"position_ids": prompt_ids} if accepts_ids else {}),
+                max_new_tokens=tokens.shape[1] - length,
+                pad_token_id=0,
+                return_dict_in_generate=True,
+            )
+            new_tokens[rows] = output.sequences
+            if new_ids is not None:
+                new_ids[rows] = output.position_ids
+    finally:
+        base_model.generation_config = settings
+    return new_tokens, new_ids

@@ -5,7 +5,7 @@ import json
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import takewhile
 from typing import Any, ClassVar, no_type_check
@@ -24,17 +24,15 @@ from lengthwise.core.randomness import random_stream
 from lengthwise.encodings import NoPE
 from lengthwise.experiments.experiment import Experiment, build_from_json, num_levels, to_dict
 from lengthwise.hf.joint_loss import (
-    PositionIDLoss,
     PredictivePositionOutput,
     build_joint_output,
+    drop_single_level,
     gather_prompt_keys,
     position_loss,
-    token_loss,
 )
 from lengthwise.hf.model_card import ModelCardMixin
 from lengthwise.hf.model_inputs import (
     build_prompt_mask,
-    check_all_tokens_have_ids,
     check_labels,
     check_left_padding,
     check_no_embeddings,
@@ -107,11 +105,6 @@ class LengthwiseConfig(PreTrainedConfig):
     bos_token_id: int | None = None
     eos_token_id: int | None = None
     pad_token_id: int | None = None
-
-    def combined_digest(self, weights: str) -> str:
-        """Return a digest that combines the fields in ``DIGEST_FIELDS`` with the digest of the weights."""
-        fields = {name: getattr(self, name) for name in DIGEST_FIELDS} | {"weights": weights}
-        return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
     @property
     def predicts_ids(self) -> bool:
@@ -226,31 +219,6 @@ def _sample_examples(experiment: Experiment) -> list[Examples]:
     ]
 
 
-def prompt_ids_from_rule(
-    scheme: DiscoveredCoupling, tokens: Int[Tensor, "batch seq"], attention_mask: Tensor | None
-) -> Int[Tensor, "level batch seq"]:
-    """Return the evaluation IDs of prompts, and 0 at padding on the left.
-
-    Raises ``PromptError`` for a prompt without a token that the rule counts from.
-    """
-    if attention_mask is not None and attention_mask.ndim != 2:
-        raise SettingError("a 4-D attention_mask does not mark the first token of a prompt; pass position_ids too")
-    counts = [tokens.shape[1]] * len(tokens)
-    if attention_mask is not None:
-        mask = attention_mask.bool()
-        check_left_padding(mask)
-        counts = mask.sum(dim=1).tolist()
-    ids = np.zeros((scheme.num_levels, *tokens.shape), dtype=np.int64)
-    for row, count in enumerate(counts):
-        prompt = tokens[row, tokens.shape[1] - count :].cpu().numpy()
-        # The rule looks at what the first, unknown answers need.
-        seq = np.concatenate([prompt, np.zeros(NUM_UNKNOWN_STEPS, dtype=prompt.dtype)])[None]
-        examples = Examples(tokens=seq, prompt_length=np.array([count]), is_answer=np.zeros(seq.shape, dtype=bool))
-        assignment = scheme.assign(examples, random_stream(0, "prompt IDs"), training=False)
-        ids[:, row, tokens.shape[1] - count :] = assignment.position_ids[:, 0, :count]
-    return torch.from_numpy(ids).to(tokens.device)
-
-
 class LengthwiseForCausalLM(
     ModelCardMixin, KeepPrecisionMixin, PositionIDGenerationMixin, PreTrainedModel, GenerationMixin
 ):
@@ -307,7 +275,9 @@ class LengthwiseForCausalLM(
         return (model, loading_info) if output_loading_info else model
 
     def _digest(self, weights: Mapping[str, Tensor]) -> str:
-        return self.config.combined_digest(weights_digest(weights))
+        """Return a digest that combines the fields in ``DIGEST_FIELDS`` with the digest of the weights."""
+        fields = {name: getattr(self.config, name) for name in DIGEST_FIELDS} | {"weights": weights_digest(weights)}
+        return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
     @can_return_tuple
     def forward(
@@ -346,11 +316,9 @@ class LengthwiseForCausalLM(
         cache = self.get_or_create_cache(past_key_values, use_cache)
         num_ids = 0 if position_ids is None else position_ids.shape[-1]
         if position_ids is None or num_ids < input_ids.shape[1]:
-            check_all_tokens_have_ids(num_ids, input_ids, labels, position_labels)
+            call_inputs = (input_ids, attention_mask, position_ids, cache, prompt_mask)
             options = {"output_hidden_states": output_hidden_states}
-            output = self.forward_token_by_token(input_ids, attention_mask, position_ids, cache, prompt_mask, **options)
-            output.logits = select_logits(output.logits, logits_to_keep)
-            return output
+            return self.forward_token_by_token(*call_inputs, logits_to_keep, labels, position_labels, **options)
         # IDs without a level axis apply to all levels.
         ids = expand_ids(position_ids, len(input_ids)).expand(self.config.num_levels, -1, -1)
         if attention_mask is None and labels is not None and position_labels is None:
@@ -372,24 +340,16 @@ class LengthwiseForCausalLM(
             cached_ids = _move_levels_last(ids)
             cache.append(CachedTokens(input_ids, cached_ids, is_prompt, hidden.detach(), extends_prompt=extends))
         logits = self.decoder.token_logits(hidden if labels is not None else select_logits(hidden, logits_to_keep))
-        loss_of_tokens = loss_of_ids = None
-        if labels is not None:
-            loss_of_tokens = token_loss(logits, labels, num_items_in_batch)
-        if position_labels is not None and self.decoder.predicts_ids:
+        id_losses = []
+        if position_labels is not None:
             targets = position_labels[None] if position_labels.dim() == 2 else position_labels
-            embed, losses = self.decoder.embed_tokens, []
+            embed = self.decoder.embed_tokens
             for head, level_ids, level_targets in zip(self.decoder.position_heads(), ids, targets, strict=True):
-                inputs = (hidden, input_ids, level_ids, is_prompt, level_targets)
-                losses.append(position_loss(head, embed, embed, *inputs, num_items_in_batch))
-            # Each level has its own head.
-            predicted_ids = [loss.predicted_ids for loss in losses if loss.predicted_ids is not None]
-            loss_of_ids = PositionIDLoss(
-                torch.stack([loss.loss for loss in losses]).sum(),
-                _drop_single_level(torch.stack(predicted_ids)) if predicted_ids else None,
-            )
+                call = CachedTokens(input_ids, level_ids, is_prompt, hidden)
+                id_losses.append(position_loss(head, embed, embed, call, level_targets, num_items_in_batch))
         weight = self.config.id_weight
-        outputs = {"logits": logits, "past_key_values": cache, "hidden_states": layers}
-        return build_joint_output(loss_of_tokens, loss_of_ids, weight, **outputs)
+        outputs = {"past_key_values": cache, "hidden_states": layers}
+        return build_joint_output(logits, labels, id_losses, num_items_in_batch, id_weight=weight, **outputs)
 
     @contextmanager
     def _checkpoint_blocks(self) -> Iterator[None]:
@@ -436,11 +396,29 @@ class LengthwiseForCausalLM(
         return super().generate(inputs, *args, **kwargs)
 
     def default_prompt_ids(self, tokens: Int[Tensor, "batch new"], attention_mask: Tensor | None) -> Tensor:
-        """Return the IDs by the run's found rule, if it has one, or else consecutive IDs."""
+        """Return the IDs by the run's found rule (0 at padding on the left), if it has one, or else consecutive IDs.
+
+        Raises ``PromptError`` for a prompt without a token that the rule counts from.
+        """
         scheme = self.config.prompt_scheme
         if scheme is None:
             return super().default_prompt_ids(tokens, attention_mask)
-        return _drop_single_level(prompt_ids_from_rule(scheme, tokens, attention_mask))
+        if attention_mask is not None and attention_mask.ndim != 2:
+            raise SettingError("a 4-D attention_mask does not mark the first token of a prompt; pass position_ids too")
+        check_left_padding(attention_mask)
+        batch, seq = tokens.shape
+        counts = [seq] * batch if attention_mask is None else attention_mask.bool().sum(dim=1).tolist()
+        ids = tokens.new_zeros(scheme.num_levels, batch, seq)
+        for row, count in enumerate(counts):
+            prompt = tokens[row, seq - count :].cpu().numpy()
+            # The rule looks at what the first, unknown answers need.
+            text = np.concatenate([prompt, np.zeros(NUM_UNKNOWN_STEPS, dtype=prompt.dtype)])[None]
+            examples = Examples(
+                tokens=text, prompt_length=np.array([count]), is_answer=np.zeros(text.shape, dtype=bool)
+            )
+            assignment = scheme.assign(examples, random_stream(0, "prompt IDs"), training=False)
+            ids[:, row, seq - count :] = torch.tensor(assignment.position_ids[:, 0, :count])
+        return drop_single_level(ids)
 
     def next_position_ids(self, past_key_values: PositionCache, tokens: Int[Tensor, "batch 1"]) -> Tensor:
         """Return the most likely ID of each new token on every level; without a position head, the last ID plus one."""
@@ -454,16 +432,16 @@ class LengthwiseForCausalLM(
                     "this decoder predicts no IDs, and its IDs in training are not consecutive; pass position_ids for "
                     "all tokens, including the tokens to generate"
                 )
-            return _drop_single_level(last_ids + 1)
+            return drop_single_level(last_ids + 1)
         if past_key_values.prompts is None:
             past_key_values.prompts = [
-                gather_prompt_keys(head, self.decoder.embed_tokens, cached.tokens, level_ids, cached.is_prompt)
+                gather_prompt_keys(head, self.decoder.embed_tokens, replace(cached, position_ids=level_ids))
                 for head, level_ids in zip(self.decoder.position_heads(), ids, strict=True)
             ]
         levels = self.decoder.next_id_distributions(
             past_key_values.last_hidden(), last_ids, tokens, past_key_values.prompts
         )
-        return _drop_single_level(torch.stack([level.most_likely_ids().clamp(min=0) for level in levels]))
+        return drop_single_level(torch.stack([level.most_likely_ids().clamp(min=0) for level in levels]))
 
     def get_input_embeddings(self) -> nn.Module:
         """Return a module whose weight is the embedding of the decoder, which is a parameter."""
@@ -544,7 +522,3 @@ def _move_levels_last(levels: Shaped[Tensor, "level batch seq"]) -> Tensor:
 
 def _move_levels_first(ids: Tensor) -> Shaped[Tensor, "level batch seq"]:
     return ids[None] if ids.dim() == 2 else ids.movedim(-1, 0)
-
-
-def _drop_single_level(levels: Shaped[Tensor, "level batch seq"]) -> Tensor:
-    return levels[0] if len(levels) == 1 else levels

@@ -115,11 +115,7 @@ def load_pretrained(name: str, *, device: torch.device | None = None, dtype: str
     if dtype not in DTYPES:
         raise unknown_name_error("dtype", dtype, DTYPES)
     _check_folder(name)
-    gguf_file = find_gguf_file(name)
-    with (
-        _quiet_loading(lambda error: _describe_error(name if gguf_file is None else str(gguf_file), error)),
-        _checked_source(name, gguf_file) as (source, arguments),
-    ):
+    with _open_source(name, _describe_error) as (source, gguf_file, arguments):
         config = AutoConfig.from_pretrained(source, trust_remote_code=False, **arguments)
         if gguf_file is not None:
             _check_model_size("its header", read_tensor_sizes(gguf_file), config)
@@ -151,23 +147,19 @@ def load_pretrained(name: str, *, device: torch.device | None = None, dtype: str
 def check_model_exists(name: str) -> None:
     """Raise ``ModelError`` unless a model of this name exists. The weights are not loaded."""
     _check_folder(name)
-    gguf_file = find_gguf_file(name)
-    with (
-        _quiet_loading(lambda error: _describe_error(name if gguf_file is None else str(gguf_file), error)),
-        _checked_source(name, gguf_file) as (source, arguments),
-    ):
+    with _open_source(name, _describe_error) as (source, _, arguments):
         AutoConfig.from_pretrained(source, trust_remote_code=False, **arguments)
 
 
 def load_tokenizer_adapter(name: str) -> HFTokenizerAdapter:
     """Load the tokenizer of a model. Raises ``ModelError`` for a model without a tokenizer."""
     _check_path(name)
-    advice = "choose a tokenizer with --tokenizer"
-    gguf_file = find_gguf_file(name)
-    with (
-        _quiet_loading(lambda error: f"the tokenizer of {name} cannot be loaded ({_first_line(error)}); {advice}"),
-        _checked_source(name, gguf_file) as (source, arguments),
-    ):
+
+    def describe(source_name: str, error: Exception) -> str:
+        advice = "choose a tokenizer with --tokenizer"
+        return f"the tokenizer of {name} cannot be loaded ({_first_line(error)}); {advice}"
+
+    with _open_source(name, describe) as (source, gguf_file, arguments):
         if gguf_file is None:
             _check_tokenizer(Path(name) / TOKENIZER_FILE)
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False, **arguments)
@@ -178,29 +170,29 @@ def load_tokenizer_adapter(name: str) -> HFTokenizerAdapter:
 
 
 @contextmanager
-def _checked_source(name: str, gguf_file: Path | None) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Check the files of a model; yield the folder or name from which `transformers` loads it, and more arguments."""
-    if gguf_file is not None:
-        read_tensor_sizes(gguf_file)
-        # An empty folder, because the library also reads other files beside a GGUF file.
-        with TemporaryDirectory() as folder:
-            yield folder, {"gguf_file": str(gguf_file.absolute())}
-        return
-    if Path(name).is_dir():
-        _check_model_folder(Path(name))
-    yield name, {}
+def _open_source(
+    name: str, describe: Callable[[str, Exception], str]
+) -> Iterator[tuple[str, Path | None, dict[str, Any]]]:
+    """Check the files of a model; yield where `transformers` loads it from, its GGUF file if any, and more arguments.
 
-
-@contextmanager
-def _quiet_loading(describe: Callable[[Exception], str]) -> Iterator[None]:
-    """Hide warnings and progress bars; raise ``ModelError`` with the description of an error."""
+    Hides warnings and progress bars. An error becomes a ``ModelError`` with its description.
+    """
+    gguf_file = find_gguf_file(name)
     verbosity, has_progress_bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
-        yield
+        if gguf_file is None:
+            if Path(name).is_dir():
+                _check_model_folder(Path(name))
+            yield name, None, {}
+            return
+        read_tensor_sizes(gguf_file)
+        # An empty folder, because the library also reads other files beside a GGUF file.
+        with TemporaryDirectory() as folder:
+            yield folder, gguf_file, {"gguf_file": str(gguf_file.absolute())}
     except Exception as error:  # a damaged file can raise any type of error
-        raise ModelError(describe(error)) from None
+        raise ModelError(describe(name if gguf_file is None else str(gguf_file), error)) from None
     finally:
         logging.set_verbosity(verbosity)
         if has_progress_bar:

@@ -111,8 +111,10 @@ def build_model_card(experiment: Experiment, facts: Mapping[str, Any], result_ro
     The card has the latest row of each length, variant and way of decoding. Rows of an evaluation with another task,
     scheme or encoding are left out. Markdown and HTML in names have no effect.
     """
-    rows = _latest_rows(experiment, result_rows)
-    names = _names(experiment)
+    names = [experiment.task.name, experiment.scheme.name, experiment.encoding.name]
+    own_rows = [row for row in result_rows if [row["task"], row["scheme"], row["encoding"]] == names]
+    latest = {(str(row["variant"]), row["length"], str(row.get("decode"))): row for row in own_rows}
+    rows = [latest[key] for key in sorted(latest)]
     header = _header(
         ", ".join(names),
         tags=["length-generalization", *names],
@@ -142,16 +144,6 @@ def _header(title: str, **metadata: Any) -> str:
     """Return the YAML header and the title of a card."""
     data = ModelCardData(library_name="lengthwise", pipeline_tag="text-generation", **metadata)
     return f"---\n{data.to_yaml()}\n---\n\n# {_plain(title)}\n\n"
-
-
-def _names(experiment: Experiment) -> tuple[str, str, str]:
-    return experiment.task.name, experiment.scheme.name, experiment.encoding.name
-
-
-def _latest_rows(experiment: Experiment, rows: Rows) -> Rows:
-    own_rows = [row for row in rows if (row["task"], row["scheme"], row["encoding"]) == _names(experiment)]
-    latest = {(str(row["variant"]), row["length"], str(row.get("decode"))): row for row in own_rows}
-    return [latest[key] for key in sorted(latest)]
 
 
 def _results(longest: int, rows: Rows) -> list[str]:

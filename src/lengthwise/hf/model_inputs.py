@@ -1,18 +1,14 @@
 """Inputs of a model call: checks, attention masks, prompt masks and position IDs."""
 
-import inspect
 import warnings
-from collections.abc import Iterable
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
-from transformers.utils.generic import TransformersKwargs
 
-from lengthwise.core.errors import FrozenHeadWarning, SettingError, UnreachablePositionIDsWarning
+from lengthwise.core.errors import FrozenHeadWarning, SettingError
 from lengthwise.hf.position_cache import PositionCache
-from lengthwise.model.position_heads import PositionHead
 
 # Label of tokens that `transformers` excludes from the loss.
 UNSCORED = -100
@@ -31,17 +27,6 @@ def check_is_tensor(position_ids: Any) -> None:
         raise SettingError(f"position_ids have the type {kind}; use a tensor, such as torch.tensor([[0, 1, 1]])")
 
 
-def check_all_tokens_have_ids(num_ids: int, tokens: Int[Tensor, "batch new"], *targets: Tensor | None) -> None:
-    """Reject a call in which tokens lack an ID and one of ``targets`` (labels or packed texts) is given."""
-    if any(target is not None for target in targets):
-        problem = (
-            f"position_ids has {num_ids} IDs for {tokens.shape[1]} tokens" if num_ids else "position_ids are missing"
-        )
-        raise SettingError(
-            f"{problem}; calls with labels or packed texts need one ID per token, for example from PositionCollator"
-        )
-
-
 def check_id_range(position_ids: Shaped[Tensor, "*ids"], num_position_ids: int) -> None:
     """Reject IDs outside 0 to ``num_position_ids`` - 1; compiled calls skip the check."""
     if torch.compiler.is_compiling() or not position_ids.numel():
@@ -51,20 +36,6 @@ def check_id_range(position_ids: Shaped[Tensor, "*ids"], num_position_ids: int) 
         raise SettingError(
             f"position_ids range from {smallest} to {largest}, but only 0 to {num_position_ids - 1} are allowed; "
             "change the IDs, or wrap the model with a larger num_position_ids"
-        )
-
-
-def check_known_arguments(names: Iterable[str], wrapped_model: nn.Module) -> None:
-    """Reject arguments that the wrapped model would ignore."""
-    if not names or torch.compiler.is_compiling():
-        return
-    forward = type(wrapped_model).forward
-    known = {*inspect.signature(forward).parameters, *TransformersKwargs.__annotations__, "return_dict"}
-    if unknown := sorted(set(names) - known):
-        raise SettingError(
-            f"unknown arguments {', '.join(unknown)}; leave them out (forward also accepts position_ids, "
-            "labels, position_labels, sequence_ids and prompt_mask), or set data_collator to a PositionCollator, which "
-            "reads the columns of a data set"
         )
 
 
@@ -147,17 +118,6 @@ def check_labels(
             FrozenHeadWarning,
             stacklevel=3,
         )
-
-
-def warn_unreachable_position_ids(head: PositionHead) -> None:
-    """Warn that the head cannot predict some IDs in ``position_labels``, so the ID loss leaves them out."""
-    warnings.warn(
-        f"the head {type(head).__name__} cannot predict some of the IDs in position_labels, so the ID loss leaves them "
-        "out and generate will not reach them; the heads pointer, wide_pointer, state_pointer, rank and search "
-        "choose among the IDs of the prompt, which prompt_mask marks, or which ends before the first label",
-        UnreachablePositionIDsWarning,
-        stacklevel=3,
-    )
 
 
 def causal_mask(
@@ -263,8 +223,7 @@ def mask_before_labels(
     has_label[:, 0] = False
     if sequence_ids is None:
         return has_label.cumsum(dim=1) == 0
-    is_text_start = torch.ones_like(has_label)
-    is_text_start[:, 1:] = sequence_ids[:, 1:] != sequence_ids[:, :-1]
+    is_text_start = torch.nn.functional.pad(sequence_ids[:, 1:] != sequence_ids[:, :-1], (1, 0), value=True)
     has_label &= ~is_text_start
     label_count = has_label.cumsum(dim=1)
     return label_count == torch.where(is_text_start, label_count, 0).cummax(dim=1).values
@@ -280,16 +239,6 @@ def expand_ids(position_ids: Shaped[Tensor, "*level rows ids"], batch_size: int)
         )
     ids = position_ids if position_ids.is_floating_point() else position_ids.long()
     return ids.expand(*position_ids.shape[:-2], batch_size, -1)
-
-
-def consecutive_position_ids(
-    tokens: Int[Tensor, "batch new"], attention_mask: Tensor | None
-) -> Int[Tensor, "batch new"]:
-    """Return consecutive IDs from 0 at the first token of each sequence, as in `transformers`."""
-    if attention_mask is not None and attention_mask.ndim != 2:
-        raise SettingError("a 4-D attention_mask does not mark the first token of a sequence; pass position_ids too")
-    is_token = torch.ones_like(tokens) if attention_mask is None else attention_mask
-    return (is_token.long().cumsum(dim=1) - 1).clamp(min=0)
 
 
 def select_logits(

@@ -64,19 +64,16 @@ def log_length_attention(
     Scalable softmax (Nakanishi 2025, arXiv 2501.19399). For a model trained without scaling on texts of N tokens, set
     ``log_length_from`` = N in its configuration. The factor is then ``max(1, log(n + 1) / log(N + 1))``.
     """
-    factor = (_count_visible_keys(query, key, attention_mask) + 1.0).log()
+    if attention_mask is None:
+        num_queries, num_keys = query.shape[2], key.shape[2]
+        num_visible = torch.arange(num_keys - num_queries + 1, num_keys + 1, device=query.device)[:, None]
+    else:
+        visible = attention_mask if attention_mask.dtype == torch.bool else attention_mask == 0
+        num_visible = visible.sum(dim=-1, keepdim=True)
+    factor = (num_visible.float() + 1.0).log()
     if reference_length := getattr(module.config, "log_length_from", None):
         factor = (factor / torch.tensor(reference_length + 1.0, device=factor.device).log()).clamp(min=1)
     return sdpa_attention_forward(module, query * factor.to(query.dtype), key, value, attention_mask, **kwargs)
-
-
-def _count_visible_keys(query: Tensor, key: Tensor, mask: Tensor | None) -> Float[Tensor, "#batch 1 new 1"]:
-    num_queries, num_keys = query.shape[2], key.shape[2]
-    if mask is None:
-        num_visible = torch.arange(num_keys - num_queries + 1, num_keys + 1, device=query.device, dtype=torch.float32)
-        return num_visible.view(1, 1, num_queries, 1)
-    visible = mask if mask.dtype == torch.bool else mask == 0
-    return visible.sum(dim=-1, keepdim=True).float()
 
 
 @torch.no_grad()

@@ -26,31 +26,11 @@ class CachedTokens:
     hidden: Float[Tensor, "batch kept d_model"]
     extends_prompt: bool = True
 
-    @staticmethod
-    def concatenate(pieces: "list[CachedTokens]") -> "CachedTokens":
-        """Join the tokens of several calls. Hidden states before the last gap in the hidden states are dropped."""
-        if len(pieces) == 1:
-            return pieces[0]
-        incomplete = [index for index, piece in enumerate(pieces) if piece.hidden.shape[1] < piece.tokens.shape[1]]
-        return CachedTokens(
-            tokens=torch.cat([piece.tokens for piece in pieces], dim=1),
-            position_ids=torch.cat([piece.position_ids for piece in pieces], dim=1),
-            is_prompt=torch.cat([piece.is_prompt for piece in pieces], dim=1),
-            hidden=torch.cat([piece.hidden for piece in pieces[incomplete[-1] if incomplete else 0 :]], dim=1),
-        )
-
     def map_tensors(self, function: Callable[[Tensor], Tensor]) -> "CachedTokens":
         """Apply a function to each tensor."""
-        return CachedTokens(
-            tokens=function(self.tokens),
-            position_ids=function(self.position_ids),
-            is_prompt=function(self.is_prompt),
-            hidden=function(self.hidden),
-        )
-
-    def without_last_tokens(self, num_tokens: int) -> "CachedTokens":
-        """Return all tokens except the last ``num_tokens``."""
-        return self.map_tensors(lambda values: values[:, : max(values.shape[1] - num_tokens, 0)])
+        tensors = (self.tokens, self.position_ids, self.is_prompt, self.hidden)
+        tokens, position_ids, is_prompt, hidden = map(function, tensors)
+        return CachedTokens(tokens, position_ids, is_prompt, hidden)
 
 
 class PositionCache(Cache):
@@ -96,11 +76,22 @@ class PositionCache(Cache):
         self._latest, self.has_tokens = tokens, True
 
     def all_tokens(self) -> CachedTokens | None:
-        """Return all cached tokens, or None if the cache is empty."""
+        """Return all cached tokens, or None if the cache is empty.
+
+        Hidden states of tokens before the last call without all its hidden states are dropped.
+        """
         self._store_latest()
         # Concatenation copies all tokens, so decoding steps avoid it.
         if len(self._pieces) > 1:
-            self._pieces = [CachedTokens.concatenate(self._pieces)]
+            pieces = self._pieces
+            incomplete = [index for index, piece in enumerate(pieces) if piece.hidden.shape[1] < piece.tokens.shape[1]]
+            joined = CachedTokens(
+                tokens=torch.cat([piece.tokens for piece in pieces], dim=1),
+                position_ids=torch.cat([piece.position_ids for piece in pieces], dim=1),
+                is_prompt=torch.cat([piece.is_prompt for piece in pieces], dim=1),
+                hidden=torch.cat([piece.hidden for piece in pieces[incomplete[-1] if incomplete else 0 :]], dim=1),
+            )
+            self._pieces = [joined]
         return self._pieces[0] if self._pieces else None
 
     @property
@@ -147,7 +138,9 @@ class PositionCache(Cache):
             return
         if bool(cached_tokens.is_prompt[:, tokens_to_remove:].any()):
             self.prompts = None
-        self._pieces = [cached_tokens.without_last_tokens(-tokens_to_remove)]
+        self._pieces = [
+            cached_tokens.map_tensors(lambda values: values[:, : max(values.shape[1] + tokens_to_remove, 0)])
+        ]
         self._num_tokens += tokens_to_remove
         self.steps = [torch.cat(self.steps, dim=1)[:, :tokens_to_remove]] if self.steps else []
 

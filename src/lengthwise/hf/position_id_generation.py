@@ -13,8 +13,8 @@ from lengthwise.hf.model_inputs import (
     check_is_tensor,
     check_left_padding,
     check_no_embeddings,
-    consecutive_position_ids,
     expand_ids,
+    select_logits,
 )
 from lengthwise.hf.position_cache import PositionCache
 
@@ -49,8 +49,7 @@ class PositionIDGenerationMixin(GenerationMixin):
         """Return the caller's cache, a new cache if ``use_cache`` is True, or None."""
         if past_key_values is not None:
             return PositionCache.wrap(past_key_values)
-        model: Any = self
-        return PositionCache(DynamicCache(config=model.config.get_text_config())) if use_cache else None
+        return PositionCache(DynamicCache(config=self.config.get_text_config())) if use_cache else None
 
     def decoding_step_inputs(
         self, tokens: Int[Tensor, "batch new"], cache: PositionCache, attention_mask: Tensor | None
@@ -62,15 +61,20 @@ class PositionIDGenerationMixin(GenerationMixin):
         self, tokens: Int[Tensor, "batch new"], attention_mask: Tensor | None
     ) -> Int[Tensor, "batch new"]:
         """Return the default IDs of prompts. Raises ``SettingError`` if the configuration defines no default."""
-        model: Any = self
-        first_id = model.config.first_default_prompt_id
+        first_id = self.config.first_default_prompt_id
         if first_id is None:
             raise SettingError(
                 "position_ids are missing, and this model has no default prompt IDs; pass position_ids, for example "
                 "from PositionCollator.prompts, or set config.count_prompt_from=0 if prompt IDs are consecutive from 0 "
                 "in training"
             )
-        return consecutive_position_ids(tokens, attention_mask) + first_id
+        if attention_mask is not None and attention_mask.ndim != 2:
+            raise SettingError(
+                "a 4-D attention_mask does not mark the first token of a sequence; pass position_ids too"
+            )
+        is_token = torch.ones_like(tokens) if attention_mask is None else attention_mask
+        # Padding on the left has the ID of the first token.
+        return (is_token.long().cumsum(dim=1) - 1).clamp(min=0) + first_id
 
     @torch.no_grad()
     def generate(self, inputs: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
@@ -115,12 +119,23 @@ class PositionIDGenerationMixin(GenerationMixin):
         position_ids: Tensor | None,
         cache: PositionCache | None,
         prompt_mask: Tensor | None,
+        logits_to_keep: int | Tensor,
+        *targets: Tensor | None,
         **kwargs: Any,
     ) -> Any:
         """Call the model on all tokens with an ID, then once per other token, whose ID is predicted before the call.
 
-        Without a cache and without IDs, all tokens get the default prompt IDs.
+        Without a cache and without IDs, all tokens get the default prompt IDs. ``targets`` (labels and packed texts)
+        must be None, because they need one ID per token.
         """
+        if any(target is not None for target in targets):
+            given = "are missing"
+            if position_ids is not None and position_ids.shape[-1]:
+                given = f"has {position_ids.shape[-1]} IDs for {tokens.shape[1]} tokens"
+            raise SettingError(
+                f"position_ids {given}; calls with labels or packed texts need one ID per token, for example from "
+                "PositionCollator"
+            )
         model: Any = self
         position_cache = self.get_or_create_cache(cache, use_cache=True)
         assert position_cache is not None
@@ -140,7 +155,8 @@ class PositionIDGenerationMixin(GenerationMixin):
                 **kwargs,
             )
             outputs.append(output)
-        joined = {"logits": torch.cat([output.logits for output in outputs], dim=1)}
+        logits = torch.cat([output.logits for output in outputs], dim=1)
+        joined = {"logits": select_logits(logits, logits_to_keep)}
         joined |= {name: _join_layers([output[name] for output in outputs]) for name in LAYER_OUTPUTS if name in output}
         return type(output)(**joined, **({} if cache is None else {"past_key_values": cache}))
 

@@ -124,17 +124,15 @@ def _model_name(config: Any) -> str:
 def check_length_scaling(model: PreTrainedModel, previous_attention: str) -> None:
     """Raise ``SettingError`` if a layer ignores log-length scaling, after setting ``previous_attention`` again."""
     config = model.config.get_text_config()
-    num_scaled = 0
     try:
-        num_scaled = _call_and_restore(model, lambda: count_log_scaled_layers(model))
-    finally:
-        if num_scaled < config.num_hidden_layers:
-            model.set_attn_implementation(previous_attention)
-    if num_scaled < config.num_hidden_layers:
-        raise SettingError(
-            f"length_scaling='log' has no effect in {config.model_type}, which has its own attention code; leave "
-            "length_scaling out, or use a model such as Llama, Qwen, OLMo or GPT-NeoX"
-        )
+        if _call_and_restore(model, lambda: count_log_scaled_layers(model)) < config.num_hidden_layers:
+            raise SettingError(
+                f"length_scaling='log' has no effect in {config.model_type}, which has its own attention code; leave "
+                "length_scaling out, or use a model such as Llama, Qwen, OLMo or GPT-NeoX"
+            )
+    except BaseException:
+        model.set_attn_implementation(previous_attention)
+        raise
 
 
 def check_log_length_from(model: PreTrainedModel, log_length_from: int | None) -> None:
@@ -200,9 +198,7 @@ def check_scheme(scheme: PositionScheme, num_position_ids: int | None) -> None:
             f"{scheme.name} needs {scheme.needs}, which no data set column provides; use a scheme that needs one "
             f"of {', '.join(SCHEME_COLUMNS)}"
         )
-    if num_position_ids is None or scheme.num_position_ids is None:
-        return
-    if scheme.num_position_ids > num_position_ids:
+    if num_position_ids is not None and (scheme.num_position_ids or 0) > num_position_ids:
         raise SettingError(
             f"{scheme.name} assigns IDs below {scheme.num_position_ids}, but num_position_ids is {num_position_ids}; "
             f"set the scheme's num_position_ids to at most {num_position_ids}"

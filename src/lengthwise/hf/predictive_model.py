@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, Cache, GenerationMixin, PreTrainedConfig, PreTrainedModel
 from transformers.configuration_utils import SubConfigSpec
 from transformers.utils import can_return_tuple
+from transformers.utils.generic import TransformersKwargs
 
 from lengthwise.core.errors import ModelError, SettingError, unknown_name_error
 from lengthwise.core.type_checks import check_setting_value
@@ -21,16 +22,13 @@ from lengthwise.hf.joint_loss import (
     gather_prompt_keys,
     position_head_precision,
     position_loss,
-    token_loss,
 )
 from lengthwise.hf.model_card import ModelCardMixin
 from lengthwise.hf.model_inputs import (
     build_attention_mask,
     build_prompt_mask,
-    check_all_tokens_have_ids,
     check_id_range,
     check_is_tensor,
-    check_known_arguments,
     check_labels,
     check_no_embeddings,
     check_not_packed,
@@ -358,10 +356,9 @@ class PredictivePositionModel(
         position_ids = self._resolve_position_ids(input_ids, attention_mask, position_ids, cache, sequence_ids)
         num_ids = 0 if position_ids is None else position_ids.shape[1]
         if position_ids is None or num_ids < input_ids.shape[1]:
-            check_all_tokens_have_ids(num_ids, input_ids, labels, position_labels, sequence_ids)
-            output = self.forward_token_by_token(input_ids, attention_mask, position_ids, cache, prompt_mask, **kwargs)
-            output.logits = select_logits(output.logits, logits_to_keep)
-            return output
+            targets = (labels, position_labels, sequence_ids)
+            call_inputs = (input_ids, attention_mask, position_ids, cache, prompt_mask)
+            return self.forward_token_by_token(*call_inputs, logits_to_keep, *targets, **kwargs)
         # Coupled IDs of one text may restart too, so only IDs of a loss or a training step can mark packed texts.
         is_loss = cache is None and attention_mask is None and (labels is not None or self.training)
         if sequence_ids is None and (boundaries or (is_loss and self.position_head is None)):
@@ -388,29 +385,19 @@ class PredictivePositionModel(
         if cache is not None:
             has_prompt = prompt_mask is not None or labels is not None
             cache.append(CachedTokens(input_ids, position_ids, is_prompt, hidden.detach(), extends_prompt=has_prompt))
-        loss_of_tokens = loss_of_ids = None
-        if labels is not None:
-            loss_of_tokens = token_loss(output.logits, labels, num_items_in_batch, sequence_ids)
-        if position_labels is not None and head is not None:
-            loss_of_ids = position_loss(
-                head,
-                self._embed_for_head,
-                self._embed_next,
-                hidden,
-                input_ids,
-                position_ids,
-                is_prompt,
-                position_labels,
-                num_items_in_batch,
-                sequence_ids,
-            )
+        id_losses = []
+        if position_labels is not None:
+            call = CachedTokens(input_ids, position_ids, is_prompt, hidden)
+            loss_inputs = (call, position_labels, num_items_in_batch, sequence_ids)
+            id_losses.append(position_loss(head, self._embed_for_head, self._embed_next, *loss_inputs))
         selects = selects_after_forward and labels is None
-        logits = select_logits(output.logits, logits_to_keep) if selects else output.logits
         return build_joint_output(
-            loss_of_tokens,
-            loss_of_ids,
-            self.config.id_weight,
-            logits=logits,
+            select_logits(output.logits, logits_to_keep) if selects else output.logits,
+            labels,
+            id_losses,
+            num_items_in_batch,
+            sequence_ids,
+            id_weight=self.config.id_weight,
             past_key_values=cache,
             hidden_states=output.hidden_states,
             attentions=output.attentions,
@@ -438,8 +425,7 @@ class PredictivePositionModel(
             if past_key_values.prompts is None:
                 cached = past_key_values.all_tokens()
                 assert cached is not None
-                prompt_inputs = cached.tokens, cached.position_ids, cached.is_prompt
-                past_key_values.prompts = [gather_prompt_keys(head, self._embed_for_head, *prompt_inputs)]
+                past_key_values.prompts = [gather_prompt_keys(head, self._embed_for_head, cached)]
             id_distribution = head(hidden, last_ids, self._embed_next(tokens), past_key_values.prompts[0])
         return id_distribution.most_likely_ids().clamp(0, max_id)
 
@@ -486,7 +472,15 @@ class PredictivePositionModel(
                 "torch.nn.DataParallel is not supported, because its copies share state; start one process per device "
                 "(torchrun, or accelerate launch), or make one device visible"
             )
-        check_known_arguments(kwargs, self.model)
+        if kwargs and not torch.compiler.is_compiling():
+            forward_parameters = inspect.signature(type(self.model).forward).parameters
+            known = {*forward_parameters, *TransformersKwargs.__annotations__, "return_dict"}
+            if unknown := sorted(kwargs.keys() - known):
+                raise SettingError(
+                    f"unknown arguments {', '.join(unknown)}; leave them out (forward also accepts position_ids, "
+                    "labels, position_labels, sequence_ids and prompt_mask), or set data_collator to a "
+                    "PositionCollator, which reads the columns of a data set"
+                )
         if self.config.length_scaling == "log" and kwargs.get("output_attentions", self.config.output_attentions):
             raise SettingError(
                 "length_scaling='log' computes no attention weights; leave out output_attentions, or wrap with "

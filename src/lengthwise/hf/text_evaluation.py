@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
-from transformers.generation.stopping_criteria import StoppingCriteria, StoppingCriteriaList
+from transformers import GenerationConfig, PreTrainedModel
 
 from lengthwise.core.errors import ModelError, SettingError
 from lengthwise.core.randomness import random_stream
@@ -161,13 +160,22 @@ class PlainTextModel:
         if self.num_positions is not None:
             max_new_tokens = min(max_new_tokens, self.num_positions - context_tokens.shape[1])
         greedy_settings = {"do_sample": False, "num_beams": 1, "pad_token_id": 0}
+
+        def check_scores(input_ids: Tensor, scores: Tensor) -> Tensor:
+            self.check_not_nan(scores)
+            return scores
+
+        def ends_line(input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
+            is_newline = ["\n" in self.codec.token_text(token) for token in input_ids[:, -1].tolist()]
+            return torch.tensor(is_newline, device=input_ids.device)
+
         model: Any = self.model
         output = model.generate(
             input_ids=context_tokens,
             attention_mask=torch.ones_like(context_tokens),
             generation_config=GenerationConfig(max_new_tokens=max_new_tokens, **greedy_settings),
-            stopping_criteria=StoppingCriteriaList([_NewlineStoppingCriterion(self.codec)]),
-            logits_processor=LogitsProcessorList([_NaNCheckProcessor(self)]),
+            stopping_criteria=[ends_line],
+            logits_processor=[check_scores],
         )
         answers = []
         for generated_tokens in output[:, context_tokens.shape[1] :].tolist():
@@ -200,31 +208,6 @@ class PlainTextModel:
             end=(columns == last_columns[:, None]) | torch.isin(predicted, torch.tensor(newlines, dtype=torch.int64)),
             prompt_offset=answer_columns,
         )
-
-
-class _NaNCheckProcessor(LogitsProcessor):
-    """Logits processor that raises ``ModelError`` for NaN logits, and returns other logits unchanged."""
-
-    def __init__(self, model: PlainTextModel) -> None:
-        self.model = model
-
-    def __call__(self, input_ids: Any, scores: Any) -> Any:
-        self.model.check_not_nan(scores)
-        return scores
-
-
-class _NewlineStoppingCriterion(StoppingCriteria):
-    """Stopping criterion that ends each sequence after its first newline."""
-
-    def __init__(self, codec: HFTokenizerAdapter) -> None:
-        self.codec = codec
-        self.is_done: Tensor | None = None
-
-    def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
-        is_newline = ["\n" in self.codec.token_text(token) for token in input_ids[:, -1].tolist()]
-        is_done = torch.tensor(is_newline, device=input_ids.device)
-        self.is_done = is_done if self.is_done is None else self.is_done | is_done
-        return self.is_done
 
 
 def _stack_answers(batch: list[TokenizedQuestion]) -> tuple[Answers, AnswerMask]:

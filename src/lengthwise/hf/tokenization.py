@@ -20,7 +20,7 @@ class HFTokenizerAdapter:
         offsets = [index for index in range(len(special)) if special[index : index + len(tokens)] == tokens]
         has_bos = special[:1] == [tokenizer.bos_token_id]
         self.start: tuple[int, ...] = tuple(special[: offsets[0] if offsets else int(has_bos)])
-        self.token_text = lru_cache(maxsize=None)(self._token_text)
+        self.token_text = lru_cache(maxsize=None)(lambda token: self.decode([token]))
 
     def encode(self, text: str) -> Sequence[int]:
         """Return the tokens of a text, without special tokens. Raises ``ModelError`` for unknown symbols."""
@@ -37,9 +37,6 @@ class HFTokenizerAdapter:
         """Return the text of tokens, with all spaces unchanged."""
         with _panics_as_errors():
             return str(self.tokenizer.decode(list(tokens), clean_up_tokenization_spaces=False))
-
-    def _token_text(self, token: int) -> str:
-        return self.decode([token])
 
 
 @contextmanager
