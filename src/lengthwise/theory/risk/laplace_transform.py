@@ -7,7 +7,6 @@ token, given the last ``span - 1`` tokens. Derived here.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import product
 
 import numpy as np
@@ -45,7 +44,6 @@ Operator = Complex[np.ndarray, "costs s from to"]
 Pair = tuple[Operator, Operator]
 
 
-@dataclass(frozen=True, kw_only=True)
 class TokenMarkovChain:
     """Markov chain of tokens, whose state is the last ``span - 1`` tokens.
 
@@ -54,21 +52,13 @@ class TokenMarkovChain:
     state.
     """
 
-    tokens: Int[np.ndarray, " tokens"]
-    background: Float[np.ndarray, " tokens"]
-    shapes: Int[np.ndarray, "shapes k"]
-    successor: Int[np.ndarray, "states tokens"]
-    log_scores: Float[np.ndarray, "shapes states tokens"]
-    costs: Float[np.ndarray, "costs shapes states tokens"]
-
-    @classmethod
-    def from_score_tables(
-        cls,
+    def __init__(
+        self,
         law: PlantedCorrelations,
         shapes: Int[np.ndarray, "shapes k"],
         log_scores: Float[np.ndarray, "shapes codes"],
         costs: Float[np.ndarray, "costs shapes codes"],
-    ) -> "TokenMarkovChain":
+    ) -> None:
         """Build the chain from scores and costs by shape and tuple code; raises ``SettingError`` if it is too large."""
         background = law.independent_background
         tokens = np.union1d(np.flatnonzero(background), np.unique(law.tuples))
@@ -94,24 +84,12 @@ class TokenMarkovChain:
         codes = np.moveaxis(sets @ law.num_tokens ** np.arange(shapes.shape[1] - 1, -1, -1), 2, 0)
         is_inside = (np.moveaxis(sets, 2, 0) >= 0).all(axis=3)
         shape_indexes, codes = np.arange(len(shapes))[:, None, None], np.where(is_inside, codes, 0)
-        return cls(
-            tokens=tokens,
-            background=background[tokens],
-            shapes=shapes,
-            successor=np.array(successor),
-            log_scores=np.where(is_inside, log_scores[shape_indexes, codes], -np.inf),
-            costs=costs[:, shape_indexes, codes],
-        )
-
-    @property
-    def num_states(self) -> int:
-        """The number of states of the operator."""
-        return len(self.successor)
-
-    @cached_property
-    def log_total_score(self) -> Float[np.ndarray, "states tokens"]:
-        """Log of the total score of the sets that end at the next token, by state and token."""
-        return np.asarray(np.logaddexp.reduce(self.log_scores, axis=0))
+        self.tokens, self.background, self.shapes = tokens, background[tokens], shapes
+        self.successor: Int[np.ndarray, "states tokens"] = np.array(successor)
+        self.log_scores = np.where(is_inside, log_scores[shape_indexes, codes], -np.inf)
+        self.costs: Float[np.ndarray, "costs shapes states tokens"] = costs[:, shape_indexes, codes]
+        # The log of the total score of the sets that end at the next token, by state and token.
+        self.log_total_score = np.logaddexp.reduce(self.log_scores, axis=0)
 
     def mean_set_cost(
         self, free_shape: Int[np.ndarray, " k"] | None = None
@@ -142,7 +120,7 @@ def compute_laplace_transforms(
     log_s: Float[np.ndarray, " s"],
 ) -> Totals:
     """Compute the ``Totals`` for every distribution of the planted set in ``shape_laws`` and every s."""
-    num_states = chain.num_states
+    num_states = len(chain.successor)
     num_rows = num_states if num_states <= MAX_DENSE_STATES else 1
     size = max(1, MAX_BLOCK_ENTRIES // (len(insertion.weights) * num_states * len(chain.tokens) * num_rows))
     totals = np.zeros((len(insertion.weights), len(shape_laws), len(log_s)), dtype=complex)
@@ -175,7 +153,7 @@ class _Steps:
 
     def total(self, planted: Int[np.ndarray, " k"], probability: Float[np.ndarray, " starts"]) -> Operator:
         """Return the operator of a full sequence: a sum over all starts of the planted set, weighted by probability."""
-        without_planted = self._identity(np.eye(1, self.chain.num_states))
+        without_planted = self._identity(np.eye(1, len(self.chain.successor)))
         prefix = without_planted, np.zeros_like(without_planted)
         for equal in np.split(probability, np.flatnonzero(np.diff(probability)) + 1):
             prefix = self._add_starts(prefix, planted, float(equal[0]), len(equal))
@@ -185,7 +163,7 @@ class _Steps:
         """Extend both operators over ``num_starts`` consecutive starts that have the same probability."""
         without, planted = prefix
         # A matrix product costs as much as one step for each state.
-        if num_starts <= self.chain.num_states or self.chain.num_states > MAX_DENSE_STATES:
+        if num_starts <= len(self.chain.successor) or len(self.chain.successor) > MAX_DENSE_STATES:
             for _ in range(num_starts):
                 planted = self._step(planted) + probability * self._insert(without, shape)
                 without = self._step(without)
@@ -201,7 +179,7 @@ class _Steps:
         """Return operators of ``2 ** bit`` tokens: all background, and a sum over as many starts of the planted set."""
         powers = self.powers.setdefault(tuple(shape.tolist()), [])
         if not powers:
-            identity = self._identity(np.eye(self.chain.num_states))
+            identity = self._identity(np.eye(len(self.chain.successor)))
             powers.append((self._step(identity), self._insert(identity, shape)))
         while len(powers) <= bit:
             background, insertion = powers[-1]
@@ -292,7 +270,7 @@ def placement_risks(
     insertion = WeightedPlantedTuples(
         np.array(law.tuples), weights, planted_is_free=isinstance(loss, AttentionLeakageLoss)
     )
-    chain = TokenMarkovChain.from_score_tables(law, attention.shapes, attention.log_scores, costs)
+    chain = TokenMarkovChain(law, attention.shapes, attention.log_scores, costs)
     first, last, underflow = _integration_range(chain, shape_laws)
     log_s = np.append(np.arange(first, last, LOG_STEP), underflow)
     value, derivative = compute_laplace_transforms(chain, insertion, shape_laws, log_s)
@@ -321,7 +299,7 @@ def _log_loss(
     with np.errstate(divide="ignore"):
         log_values, default_loss = np.log(attention.values[:, :, label]), -float(np.log(attention.default[label]))
     chains = [
-        TokenMarkovChain.from_score_tables(law, attention.shapes, log_scores, np.zeros((1, *log_scores.shape)))
+        TokenMarkovChain(law, attention.shapes, log_scores, np.zeros((1, *log_scores.shape)))
         for log_scores in (attention.log_scores + log_values, attention.log_scores)
     ]
     first, last, underflow = np.array([_integration_range(chain, shape_laws) for chain in chains]).T
