@@ -190,17 +190,28 @@ class NearAttention:
         outputs, scales = torch.empty_like(query), scales.expand(*query.shape[1:3], 1)[..., 0]
         scaled_query = query * scales[..., None]
         for index, output in enumerate(outputs):
-            tensors = [part[index] for part in (x, unrotated_query, unrotated_key, scaled_query, key, value)]
             for level in range(len(key_ids)):
-                inputs = _LevelInputs(*tensors, scales, encoding, key_ids[:, index], level)
+                inputs = _LevelInputs(
+                    x=x[index],
+                    unrotated_query=unrotated_query[index],
+                    unrotated_key=unrotated_key[index],
+                    query=scaled_query[index],
+                    key=key[index],
+                    value=value[index],
+                    scales=scales,
+                    encoding=encoding,
+                    key_ids=key_ids[:, index],
+                    level=level,
+                    heads=encoding.heads_of_level(level),
+                )
                 omitted, num_dense = inputs.attend(output)
                 self.omitted, self.num_dense = max(self.omitted, omitted), self.num_dense + num_dense
         return outputs
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _LevelInputs:
-    """Input of a layer for one sequence, and the level whose IDs are read."""
+    """Input of a layer for one sequence, and the heads that read the IDs of one level."""
 
     x: Float[Tensor, "key d_model"]
     unrotated_query: Float[Tensor, "heads query d_head"]
@@ -212,11 +223,7 @@ class _LevelInputs:
     encoding: MultiLevelEncoding
     key_ids: Real[Tensor, "level key"]
     level: int
-
-    @property
-    def heads(self) -> slice:
-        """The heads that read the IDs of the level."""
-        return self.encoding.heads_of_level(self.level)
+    heads: slice
 
     def attend(self, output: Float[Tensor, "heads query d_head"]) -> tuple[float, int]:
         """Write the output of the heads; return the largest omitted weight, and the number of dense queries."""
