@@ -1,21 +1,6 @@
 """Parameters that stay between a lower and an upper bound during training."""
 
-from typing import Any
-
-import torch
 from torch import Tensor, nn
-
-
-class _Clamp(torch.autograd.Function):
-    """Clamp with a straight-through gradient. The gradient of ``torch.clamp`` is 0 outside the bounds."""
-
-    @staticmethod
-    def forward(ctx: Any, parameter: Tensor, low: float, high: float) -> Tensor:
-        return parameter.clamp(low, high)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        return gradients[0], None, None
 
 
 def make_clamped_parameter(initial_value: Tensor, low: float, high: float) -> nn.Parameter:
@@ -36,6 +21,6 @@ def make_clamped_parameter(initial_value: Tensor, low: float, high: float) -> nn
 
 
 def clamp_straight_through(parameter: Tensor, low: float, high: float) -> Tensor:
-    """Return the parameter clamped between ``low`` and ``high``, with a straight-through gradient."""
-    clamped: Tensor = _Clamp.apply(parameter, low, high)  # type: ignore[no-untyped-call]
-    return clamped
+    """Return the parameter clamped between ``low`` and ``high``; the gradient is 1 also outside the bounds."""
+    constant = parameter.detach()
+    return parameter - constant + constant.clamp(low, high)

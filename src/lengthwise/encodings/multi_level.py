@@ -1,8 +1,9 @@
 """Encoding of several IDs per token (Cho et al. 2025): one encoding per coupling level."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from einops import rearrange
@@ -57,7 +58,7 @@ class MultiLevelEncoding(nn.Module):
 
     def embed(self, x: TokenVectors, position_ids: Real[Tensor, "level batch seq"]) -> TokenVectors:
         """Return the token embeddings with the positions of all levels added."""
-        for level, level_ids in zip(self._encodings(), position_ids, strict=True):
+        for level, level_ids in self._by_level(position_ids):
             x = level.embed(x, level_ids)
         return x
 
@@ -65,8 +66,7 @@ class MultiLevelEncoding(nn.Module):
         """Return rotated queries or keys; each level rotates its part of the components."""
         if len(self.levels) == 1:
             return self._encodings()[0].rotate(x, position_ids[0])
-        levels = zip(self._encodings(), self._split(x), position_ids, strict=True)
-        return self._join([level.rotate(part, level_ids) for level, part, level_ids in levels])
+        return self._join([level.rotate(*inputs) for level, *inputs in self._by_level(self._split(x), position_ids)])
 
     def rotate_queries_and_keys(
         self, query: QueryVectors, key: KeyVectors, key_ids: Real[Tensor, "level batch key"]
@@ -74,18 +74,15 @@ class MultiLevelEncoding(nn.Module):
         """Return rotated queries and keys; the queries belong to the last tokens of the keys."""
         if len(self.levels) == 1:
             return self._encodings()[0].rotate_queries_and_keys(query, key, key_ids[0])
-        levels = zip(self._encodings(), self._split(query), self._split(key), key_ids, strict=True)
-        queries, keys = zip(
-            *(level.rotate_queries_and_keys(*level_inputs) for level, *level_inputs in levels), strict=True
-        )
+        levels = self._by_level(self._split(query), self._split(key), key_ids)
+        queries, keys = zip(*(level.rotate_queries_and_keys(*inputs) for level, *inputs in levels), strict=True)
         return self._join(queries), self._join(keys)
 
     def token_features(
         self, hidden: TokenVectors, position_ids: Real[Tensor, "level batch seq"], layer: int
     ) -> list[TokenFeatures]:
         """Return the values of each token on each level, which ``append_features`` adds to its queries and keys."""
-        levels = zip(self._encodings(), position_ids, strict=True)
-        return [level.token_features(hidden, level_ids, layer) for level, level_ids in levels]
+        return [level.token_features(hidden, level_ids, layer) for level, level_ids in self._by_level(position_ids)]
 
     def append_features(
         self, x: HeadVectors, token_features: Sequence[Float[Tensor, "batch _heads seq _extra"]]
@@ -95,8 +92,7 @@ class MultiLevelEncoding(nn.Module):
 
     def bias(self, query_ids: Real[Tensor, "level batch query"], key_ids: Real[Tensor, "level batch key"]) -> Bias:
         """Return the sum of the levels' biases, or each head's bias by its level."""
-        levels = zip(self._encodings(), query_ids, key_ids, strict=True)
-        biases = [level.bias(*level_ids) for level, *level_ids in levels]
+        biases = [level.bias(*level_ids) for level, *level_ids in self._by_level(query_ids, key_ids)]
         if self.one_per_head:
             # An encoding can have one bias for all heads or sequences.
             batch_size = max(len(bias) for bias in biases)
@@ -112,19 +108,15 @@ class MultiLevelEncoding(nn.Module):
         is_visible: IsVisible,
     ) -> Scores:
         """Return the scores of each head, scaled by ``1 / sqrt(d_head)`` and adjusted."""
-        parts = zip(self._encodings(), self._split(query), self._split(key), query_ids, key_ids, strict=True)
-        levels = [level.scores(*level_inputs) for level, *level_inputs in parts]
+        inputs = self._by_level(self._split(query), self._split(key), query_ids, key_ids)
+        by_level = [level.scores(*level_inputs) for level, *level_inputs in inputs]
         scale = math.sqrt(self.d_head)
-        ids = list(zip(query_ids, key_ids, strict=True))
         if self.one_per_head:
-            adjusted = [
-                level.adjust_scores(scores / scale, level_query_ids, level_key_ids, is_visible)
-                for level, scores, (level_query_ids, level_key_ids) in zip(self._encodings(), levels, ids, strict=True)
-            ]
-            return self._join(adjusted)
-        scores = sum(levels, start=torch.zeros((), device=query.device)) / scale
-        for level, (level_query_ids, level_key_ids) in zip(self._encodings(), ids, strict=True):
-            scores = level.adjust_scores(scores, level_query_ids, level_key_ids, is_visible)
+            levels = self._by_level(by_level, query_ids, key_ids)
+            return self._join([level.adjust_scores(part / scale, *ids, is_visible) for level, part, *ids in levels])
+        scores = sum(by_level, start=torch.zeros((), device=query.device)) / scale
+        for level, *ids in self._by_level(query_ids, key_ids):
+            scores = level.adjust_scores(scores, *ids, is_visible)
         return scores
 
     def _split(self, x: HeadVectors) -> Sequence[Tensor]:
@@ -137,6 +129,10 @@ class MultiLevelEncoding(nn.Module):
         return (
             rearrange(list(parts), "l b h ... -> b (h l) ...") if self.one_per_head else torch.cat(list(parts), dim=-1)
         )
+
+    def _by_level(self, *inputs: Iterable[Tensor]) -> Iterator[tuple[Any, ...]]:
+        """Yield the encoding of each level with its part of each input."""
+        return zip(self._encodings(), *inputs, strict=True)
 
     def _encodings(self) -> Sequence[Encoding]:
         return [level for level in self.levels if isinstance(level, Encoding)]

@@ -1,15 +1,12 @@
-"""Attention scores of one decoder layer, with the position encoding, additive biases and length scaling."""
+"""Hooks of the attention of a decoder, and the learned scaling of its scores by the length."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Real
+from jaxtyping import Float
 from torch import Tensor, nn
 
-from lengthwise.encodings.multi_level import MultiLevelEncoding
-from lengthwise.model.attention import WeightFunction, future_mask
 from lengthwise.model.fast.near_attention import NearAttention
 
 
@@ -30,43 +27,6 @@ class AttentionHooks:
 
 
 NO_HOOKS = AttentionHooks()
-
-
-@dataclass(frozen=True, slots=True)
-class ChunkedScores:
-    """Attention scores and biases, computed for one chunk of queries at a time to save memory."""
-
-    encoding: MultiLevelEncoding
-    query: Float[Tensor, "batch heads query d_head"]
-    key: Float[Tensor, "batch heads key d_head"]
-    query_ids: Real[Tensor, "level batch query"]
-    key_ids: Real[Tensor, "level batch key"]
-    score_bias: Float[Tensor, "#batch query key"] | None = None
-
-    @property
-    def has_bias(self) -> bool:
-        """True if the encoding or a hook adds a bias to the scores."""
-        return self.encoding.has_bias or self.score_bias is not None
-
-    def bias(self, start: int, stop: int, num_keys: int) -> Float[Tensor, "#batch heads chunk key"]:
-        """Return the additive scores of queries ``start`` to ``stop`` for the first ``num_keys`` keys."""
-        chunk_ids = self.query_ids[:, :, start:stop], self.key_ids[:, :, :num_keys]
-        if self.score_bias is None:
-            return self.encoding.bias(*chunk_ids)
-        score_bias = self.score_bias[:, None, start:stop, :num_keys]
-        return self.encoding.bias(*chunk_ids) + score_bias if self.encoding.has_bias else score_bias
-
-    def scores(self, start: int, stop: int, num_keys: int, visible: Tensor) -> Float[Tensor, "batch heads chunk key"]:
-        """Return the scores of queries ``start`` to ``stop`` for the first ``num_keys`` keys, including the bias."""
-        chunk_ids = self.query_ids[:, :, start:stop], self.key_ids[:, :, :num_keys]
-        scores = self.encoding.scores(self.query[:, :, start:stop], self.key[:, :, :num_keys], *chunk_ids, visible)
-        return scores + self.bias(start, stop, num_keys) if self.has_bias else scores
-
-    def weights(self, weight_function: WeightFunction) -> Float[Tensor, "batch heads query key"]:
-        """Return the attention weights of all queries in one tensor, for inspection."""
-        num_queries, num_keys = self.query.shape[2], self.key.shape[2]
-        is_future = future_mask(num_queries, num_keys, self.key.device)
-        return weight_function(self.scores(0, num_queries, num_keys, ~is_future).masked_fill(is_future, -math.inf))
 
 
 class LogLengthScale(nn.Module):

@@ -13,11 +13,12 @@ from lengthwise.encodings.multi_level import MultiLevelEncoding
 from lengthwise.model.attention import (
     attend,
     attend_with_scores,
+    future_mask,
     make_weight_function,
     mix_in_uniform_attention,
     softmax,
 )
-from lengthwise.model.attention_scores import NO_HOOKS, AttentionHooks, ChunkedScores, LogLengthScale
+from lengthwise.model.attention_scores import NO_HOOKS, AttentionHooks, LogLengthScale
 from lengthwise.model.cache import ExtendLayer
 from lengthwise.model.decoder_settings import DecoderSettings
 from lengthwise.model.sequence_groups import SequenceGroup, join_tokens, select_queries, split_queries, split_tokens
@@ -171,14 +172,29 @@ class TransformerBlock(nn.Module):
         """
         if hooks is NO_HOOKS and not (encoding.has_bias or encoding.has_scores or self.weight_function):
             return attend(query.to(value.dtype), key.to(value.dtype), value)
-        chunks = ChunkedScores(encoding, query, key, *ids, hooks.score_bias)
-        weight_function = softmax if self.weight_function is None else self.weight_function
+        query_ids, key_ids = ids
+        has_bias = encoding.has_bias or hooks.score_bias is not None
+
+        def bias(start: int, stop: int, num_keys: int) -> Tensor:
+            chunk_ids = query_ids[:, :, start:stop], key_ids[:, :, :num_keys]
+            if hooks.score_bias is None:
+                return encoding.bias(*chunk_ids)
+            score_bias = hooks.score_bias[:, None, start:stop, :num_keys]
+            return encoding.bias(*chunk_ids) + score_bias if encoding.has_bias else score_bias
+
+        def scores(start: int, stop: int, num_keys: int, visible: Tensor) -> Tensor:
+            chunk_ids = query_ids[:, :, start:stop], key_ids[:, :, :num_keys]
+            chunk_scores = encoding.scores(query[:, :, start:stop], key[:, :, :num_keys], *chunk_ids, visible)
+            return chunk_scores + bias(start, stop, num_keys) if has_bias else chunk_scores
+
+        weight_function, num_queries = self.weight_function or softmax, query.shape[2]
         if hooks.on_weights is not None:
-            hooks.on_weights(chunks.weights(weight_function))
+            is_future = future_mask(num_queries, key.shape[2], key.device)
+            all_scores = scores(0, num_queries, key.shape[2], ~is_future)
+            hooks.on_weights(weight_function(all_scores.masked_fill(is_future, -math.inf)))
         if encoding.has_scores or self.weight_function is not None:
-            return attend_with_scores(chunks.scores, value, query.shape[2], weight_function)
-        bias = chunks.bias if chunks.has_bias else None
-        return attend(query.to(value.dtype), key.to(value.dtype), value, bias)
+            return attend_with_scores(scores, value, num_queries, weight_function)
+        return attend(query.to(value.dtype), key.to(value.dtype), value, bias if has_bias else None)
 
     def score_length_factor(
         self, num_queries: int, num_keys: int, hooks: AttentionHooks, device: torch.device

@@ -63,10 +63,10 @@ class KVCache:
         """Return a copy in new buffers with room for ``spare`` more tokens; ``select_rows`` receives the batch axis."""
         seq = self.position_ids.shape[2]
         keys, values = (
-            [_copy_with_room(select_rows(tensor, 0), spare) for tensor in tensors]
+            [copy_with_room(select_rows(tensor, 0), spare) for tensor in tensors]
             for tensors in (self.keys, self.values)
         )
-        ids = _copy_with_room(select_rows(self.position_ids, 1), spare)
+        ids = copy_with_room(select_rows(self.position_ids, 1), spare)
         return replace(
             self,
             position_ids=ids[:, :, :seq],
@@ -121,9 +121,9 @@ def _append(past: Tensor, new: Tensor, buffer: Tensor | None) -> Tensor:
     return buffer[:, :, :stop]
 
 
-def _copy_with_room(tensor: Tensor, spare: int) -> Tensor:
-    """Return a tensor with ``spare`` more places along axis 2, and the values of ``tensor`` in the first places."""
+def copy_with_room(tensor: Tensor, spare: int) -> Tensor:
+    """Return a copy with ``spare`` more places along axis 2, which contain zeros."""
     seq = tensor.shape[2]
-    buffer = tensor.new_empty(*tensor.shape[:2], seq + spare, *tensor.shape[3:])
+    buffer = tensor.new_zeros(*tensor.shape[:2], seq + spare, *tensor.shape[3:])
     buffer[:, :, :seq] = tensor
     return buffer

@@ -101,7 +101,9 @@ def _decode(
     prompt_length, max_new_tokens = prompt.shape[1], new_tokens.shape[1]
     num_known = known_ids.shape[2] - prompt_length
     state = _start(decoder, prompt, known_ids[:, :, :prompt_length], max_new_tokens)
-    if _is_recorded(decoder, prompt, num_known, max_new_tokens):
+    # On a GPU, a recorded step takes less time, if all or no IDs are known.
+    is_recorded = prompt.device.type == "cuda" and (num_known == 0 or num_known >= max_new_tokens)
+    if is_recorded and max_new_tokens >= MIN_RECORDED_TOKENS and allows_graph_recording(decoder):
         following = known_ids[:, :, prompt_length : prompt_length + max_new_tokens] if num_known else None
         CUDAGraphDecoding(decoder, state, following, new_tokens, new_ids, end).run()
         return
@@ -125,13 +127,6 @@ def _decode(
                 state.keep_sequences(unfinished)
                 tokens, ids = tokens[unfinished], ids[:, unfinished]
         state.hidden, state.cache = decoder(tokens, ids, state.cache)
-
-
-def _is_recorded(decoder: Decoder, prompt: Tensor, num_known: int, max_new_tokens: int) -> bool:
-    """Return True if a recorded step takes less time: on a GPU, if all or no IDs are known."""
-    has_one_kind = num_known == 0 or num_known >= max_new_tokens
-    is_long = max_new_tokens >= MIN_RECORDED_TOKENS
-    return prompt.device.type == "cuda" and has_one_kind and is_long and allows_graph_recording(decoder)
 
 
 def _start(

@@ -180,55 +180,44 @@ def _estimate_risks(law: PlantedCorrelations, predictor: Predictor, length: int,
 
 
 def _list_assumptions(case: BoundInputs) -> Iterator[AssumptionCheck]:
-    law, span = case.law, case.law.placement.max_span
-    yield AssumptionCheck(name="sparsity", holds=True, found=f"k = {law.k} at every length", counterexample="growing k")
-    found = "no span" if span is None else f"planted sets have a span of at most {span} tokens"
-    yield AssumptionCheck(
-        name="locality of the data", holds=span is not None, found=found, counterexample="growing gap"
-    )
-    is_local = isinstance(case.predictor, TabularAttention)
-    yield AssumptionCheck(
-        name="locality of the class",
-        holds=is_local,
-        found="by construction" if is_local else "the head reads sets at any distance",
-        counterexample="unbounded reach",
-    )
-    yield AssumptionCheck(
-        name="training length",
-        holds=span is not None and case.train_length >= 4 * span,
-        found=f"L = {case.train_length}" + ("" if span is None else f", 4 w = {4 * span}"),
-        counterexample="unbounded reach",
-    )
-    yield _check_regularity(case, span)
-    for name, counterexample in (("relativity", "absolute positions"), ("one background", "new background token")):
-        yield AssumptionCheck(name=name, holds=True, found="by construction", counterexample=counterexample)
-    yield AssumptionCheck(
-        name="linear loss", holds=True, found=f"'{case.loss.name}'", counterexample="canceling errors"
-    )
-    yield _check_cuts(case)
+    law, span, is_local = case.law, case.law.placement.max_span, isinstance(case.predictor, TabularAttention)
+    max_span = "no span" if span is None else f"planted sets have a span of at most {span} tokens"
+    class_span = "by construction" if is_local else "the head reads sets at any distance"
+    length = f"L = {case.train_length}" + ("" if span is None else f", 4 w = {4 * span}")
+    is_long = span is not None and case.train_length >= 4 * span
+    for name, holds, found, counterexample in (
+        ("sparsity", True, f"k = {law.k} at every length", "growing k"),
+        ("locality of the data", span is not None, max_span, "growing gap"),
+        ("locality of the class", is_local, class_span, "unbounded reach"),
+        ("training length", is_long, length, "unbounded reach"),
+        ("regularity", *_check_regularity(case, span), "rare shape"),
+        ("relativity", True, "by construction", "absolute positions"),
+        ("one background", True, "by construction", "new background token"),
+        ("linear loss", True, f"'{case.loss.name}'", "canceling errors"),
+        ("light cuts", *_check_cuts(case), "heavy cuts"),
+    ):
+        yield AssumptionCheck(name=name, holds=holds, found=found, counterexample=counterexample)
 
 
-def _check_regularity(case: BoundInputs, span: int | None) -> AssumptionCheck:
-    holds = False
+def _check_regularity(case: BoundInputs, span: int | None) -> tuple[bool, str]:
+    """Return whether the regularity constants are finite, and their values or the reason why there are none."""
     if span is None:
-        finding = "no span, so no eta"
-    elif case.train_length < span:
-        finding = f"training lengths up to {case.train_length} have no room for the span {span}"
-    else:
-        # Longer lengths need no check, because eta grows only with the number of starts.
-        eta_train = regularity_constant(case.law.placement, case.train_length, span)
-        ratio = regularity_ratio(case.law.placement, case.test_length, case.train_length)
-        holds = math.isfinite(eta_train) and math.isfinite(ratio)
-        finding = f"eta_L = {eta_train:.4g}; Q_N over Q_L at most {ratio:.4g} at N = {case.test_length}"
-    return AssumptionCheck(name="regularity", holds=holds, found=finding, counterexample="rare shape")
+        return False, "no span, so no eta"
+    if case.train_length < span:
+        return False, f"training lengths up to {case.train_length} have no room for the span {span}"
+    # Longer lengths need no check, because eta grows only with the number of starts.
+    eta_train = regularity_constant(case.law.placement, case.train_length, span)
+    ratio = regularity_ratio(case.law.placement, case.test_length, case.train_length)
+    found = f"eta_L = {eta_train:.4g}; Q_N over Q_L at most {ratio:.4g} at N = {case.test_length}"
+    return math.isfinite(eta_train) and math.isfinite(ratio), found
 
 
-def _check_cuts(case: BoundInputs) -> AssumptionCheck:
+def _check_cuts(case: BoundInputs) -> tuple[bool, str]:
+    """Return whether kappa is finite, and its value or the reason why it is infinite."""
     try:
-        finding, holds = f"kappa = {largest_kappa(case):.4g}", True
+        return True, f"kappa = {largest_kappa(case):.4g}"
     except BoundError as error:
-        finding, holds = str(error), False
-    return AssumptionCheck(name="light cuts", holds=holds, found=finding, counterexample="heavy cuts")
+        return False, str(error)
 
 
 def _build_case(law: PlantedCorrelations, predictor: Predictor, train_length: int) -> Callable[[int], BoundInputs]:

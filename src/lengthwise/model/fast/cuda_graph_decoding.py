@@ -9,7 +9,7 @@ from jaxtyping import Float, Int, Real
 from torch import Tensor
 
 from lengthwise.model.attention_scores import AttentionHooks
-from lengthwise.model.cache import DecodingState, KVCache
+from lengthwise.model.cache import DecodingState, KVCache, copy_with_room
 from lengthwise.model.decoder import Decoder
 from lengthwise.model.fast.cuda_graphs import record_graph
 from lengthwise.model.fast.switch import fast_paths_enabled
@@ -56,13 +56,6 @@ class StaticKVCache(KVCache):
         return AttentionHooks(score_bias=bias[None, None], visible_counts=visible_counts)
 
 
-def _with_room(tensor: Tensor, capacity: int) -> Tensor:
-    """Return a copy with ``capacity`` places along axis 2, of which the new ones are zeros."""
-    padded = tensor.new_zeros(*tensor.shape[:2], capacity, *tensor.shape[3:])
-    padded[:, :, : tensor.shape[2]] = tensor
-    return padded
-
-
 class CUDAGraphDecoding:
     """Decoding of a batch of prompts in steps whose tensors keep their shapes and places in memory."""
 
@@ -81,14 +74,13 @@ class CUDAGraphDecoding:
         """
         self.decoder, self.end = decoder, end
         self.known_ids, self.new_tokens, self.new_ids = known_ids, new_tokens, new_ids
-        prompt_length = state.cache.position_ids.shape[2]
-        capacity = prompt_length + new_tokens.shape[1]
+        prompt_length, num_new = state.cache.position_ids.shape[2], new_tokens.shape[1]
         cache = StaticKVCache(
-            position_ids=_with_room(state.cache.position_ids, capacity),
+            position_ids=copy_with_room(state.cache.position_ids, num_new),
             last_embedding=state.cache.last_embedding.clone(),
             num_separators=state.cache.num_separators.clone(),
-            keys=[_with_room(keys, capacity) for keys in state.cache.keys],
-            values=[_with_room(values, capacity) for values in state.cache.values],
+            keys=[copy_with_room(keys, num_new) for keys in state.cache.keys],
+            values=[copy_with_room(values, num_new) for values in state.cache.values],
             index=torch.full((1,), prompt_length, device=new_tokens.device),
         )
         self.state, self.cache = replace(state, hidden=state.hidden.clone(), cache=cache), cache

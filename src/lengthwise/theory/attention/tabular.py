@@ -10,6 +10,11 @@ from jaxtyping import Float, Int
 from lengthwise.core.errors import SettingError
 from lengthwise.tasks.planted.placement import check_number_of_placements
 
+Tokens = Int[np.ndarray, "batch length"]
+Outputs = Float[np.ndarray, "batch outputs"]
+# The token indexes of all sets, with the log score and the value of each set in each sequence.
+ScoredSets = tuple[Int[np.ndarray, "sets k"], Float[np.ndarray, "batch sets"], Float[np.ndarray, "batch sets outputs"]]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TabularAttention:
@@ -51,15 +56,13 @@ class TabularAttention:
         shape_index, start_index = is_start.nonzero()
         return start_index[:, None] + self.shapes[shape_index], shape_index
 
-    def score_token_sets(
-        self, tokens: Int[np.ndarray, "batch length"]
-    ) -> tuple[Int[np.ndarray, "sets k"], Float[np.ndarray, "batch sets"], Float[np.ndarray, "batch sets outputs"]]:
+    def score_token_sets(self, tokens: Tokens) -> ScoredSets:
         """Return all sets that fit in the sequences, and the log score and the value of each set."""
         sets, shape_index = self.list_token_sets(tokens.shape[1])
         codes = tokens[:, sets] @ self.num_tokens ** np.arange(self.k - 1, -1, -1)
         return sets, self.log_scores[shape_index, codes], self.values[shape_index, codes]
 
-    def predict(self, tokens: Int[np.ndarray, "batch length"]) -> Float[np.ndarray, "batch outputs"]:
+    def predict(self, tokens: Tokens) -> Outputs:
         """Return the weighted mean of the values, or the default if no set has weight."""
         return weighted_mean(*self.score_token_sets(tokens)[1:], self.default)
 
@@ -86,9 +89,7 @@ class PositionFreeAttention:
             )
         _check_log_scores(self.log_scores)
 
-    def score_token_sets(
-        self, tokens: Int[np.ndarray, "batch length"]
-    ) -> tuple[Int[np.ndarray, "sets k"], Float[np.ndarray, "batch sets"], Float[np.ndarray, "batch sets outputs"]]:
+    def score_token_sets(self, tokens: Tokens) -> ScoredSets:
         """Return all sets with their log scores and values; raise ``SettingError`` for too many sets to list."""
         length = tokens.shape[1]
         check_number_of_placements(comb(length, self.k), f"length {length}")
@@ -96,7 +97,7 @@ class PositionFreeAttention:
         codes = tokens[:, sets] @ self.num_tokens ** np.arange(self.k - 1, -1, -1)
         return sets, self.log_scores[codes], self.values[codes]
 
-    def predict(self, tokens: Int[np.ndarray, "batch length"]) -> Float[np.ndarray, "batch outputs"]:
+    def predict(self, tokens: Tokens) -> Outputs:
         """Return the weighted mean of the values, or the default if no set has weight."""
         return weighted_mean(*self.score_token_sets(tokens)[1:], self.default)
 

@@ -20,16 +20,14 @@ from jaxtyping import Bool, Float, Int
 from lengthwise.core.errors import SettingError
 from lengthwise.core.randomness import random_stream
 from lengthwise.tasks.planted.placement import OffsetDistribution
-from lengthwise.theory.attention.tabular import TabularAttention, normalize_scores
+from lengthwise.theory.attention.tabular import Outputs, TabularAttention, Tokens, normalize_scores
 from lengthwise.theory.bounds.bound_inputs import BoundError, BoundInputs, Cuts, safe_ratio
 from lengthwise.theory.risk.exact_risk import (
     AttentionLeakageLoss,
     Loss,
     Losses,
-    Outputs,
     PlantedSets,
     Predictor,
-    Tokens,
     count_sequences,
     enumerated_risk,
 )

@@ -9,16 +9,13 @@ from jaxtyping import Float
 
 from lengthwise.core.errors import SettingError
 from lengthwise.tasks.planted.planted_task import PlantedCorrelations
-from lengthwise.theory.attention.tabular import TabularAttention, weighted_mean
+from lengthwise.theory.attention.tabular import Outputs, ScoredSets, TabularAttention, Tokens, weighted_mean
 from lengthwise.theory.risk.exact_risk import (
     AttentionLeakageLoss,
     Loss,
     Losses,
-    Outputs,
     PlantedSets,
     Predictor,
-    ScoredSets,
-    Tokens,
     TotalVariationLoss,
     enumerated_risk,
 )

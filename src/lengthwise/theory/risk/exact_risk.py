@@ -10,18 +10,14 @@ from jaxtyping import Float, Int
 from lengthwise.core.errors import SettingError
 from lengthwise.tasks.planted.background import MarkovChain
 from lengthwise.tasks.planted.planted_task import PlantedCorrelations
-from lengthwise.theory.attention.tabular import normalize_scores
+from lengthwise.theory.attention.tabular import Outputs, ScoredSets, Tokens, normalize_scores
 
 # The largest number of sequences to enumerate, and the number of sequences per block.
 MAX_SEQUENCES = 1 << 24
 BLOCK_SIZE = 1 << 14
 
-Tokens = Int[np.ndarray, "batch length"]
 PlantedSets = Int[np.ndarray, "batch k"]
-Outputs = Float[np.ndarray, "batch outputs"]
 Losses = Float[np.ndarray, " batch"]
-# The token indexes of all sets, with the log score and the value of each set in each sequence.
-ScoredSets = tuple[Int[np.ndarray, "sets k"], Float[np.ndarray, "batch sets"], Float[np.ndarray, "batch sets outputs"]]
 
 
 @runtime_checkable

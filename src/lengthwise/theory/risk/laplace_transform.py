@@ -7,11 +7,10 @@ token, given the last ``span - 1`` tokens. Derived here.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import product
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Complex, Float, Int
 
 from lengthwise.core.errors import SettingError
 from lengthwise.tasks.planted.placement import OffsetDistribution
@@ -34,33 +33,17 @@ FIRST_EXPONENT, LAST_EXPONENT = 1e-17, 60.0
 UNDERFLOW_EXPONENT = 800.0
 # Relative tolerance for the comparison of two computed values of the same probability.
 PROBABILITY_TOLERANCE = 1e-9
+# The derivative of a polynomial p at x is the imaginary part of p(x + i h) divided by h. This h is so small that its
+# square is lost in rounding, so the result is exact up to rounding.
+DERIVATIVE_STEP = 1e-100
 
 
-@dataclass(frozen=True, slots=True)
-class DualNumbers:
-    """Operators on distributions over states (``value``) and their derivatives by cost, for each s."""
-
-    value: Float[np.ndarray, "#costs s from to"]
-    derivative: Float[np.ndarray, "costs s from to"]
-
-    def __matmul__(self, other: "DualNumbers") -> "DualNumbers":
-        """Apply this operator first and ``other`` second, by the product rule."""
-        return DualNumbers(self.value @ other.value, self.derivative @ other.value + self.value @ other.derivative)
-
-    def __add__(self, other: "DualNumbers") -> "DualNumbers":
-        return DualNumbers(self.value + other.value, self.derivative + other.derivative)
-
-    def multiply(self, weight: Float[np.ndarray, " costs"] | float) -> "DualNumbers":
-        """Multiply values and derivatives by one weight per cost, or by one number."""
-        by_cost = np.reshape(weight, (-1, 1, 1, 1))
-        return DualNumbers(self.value * by_cost, self.derivative * by_cost)
-
-
+# Operators on distributions over states. Imaginary parts are derivatives by cost, in units of DERIVATIVE_STEP.
+Operator = Complex[np.ndarray, "costs s from to"]
 # The operators without and with the planted set.
-Pair = tuple[DualNumbers, DualNumbers]
+Pair = tuple[Operator, Operator]
 
 
-@dataclass(frozen=True, kw_only=True)
 class TokenMarkovChain:
     """Markov chain of tokens, whose state is the last ``span - 1`` tokens.
 
@@ -69,21 +52,13 @@ class TokenMarkovChain:
     state.
     """
 
-    tokens: Int[np.ndarray, " tokens"]
-    background: Float[np.ndarray, " tokens"]
-    shapes: Int[np.ndarray, "shapes k"]
-    successor: Int[np.ndarray, "states tokens"]
-    log_scores: Float[np.ndarray, "shapes states tokens"]
-    costs: Float[np.ndarray, "costs shapes states tokens"]
-
-    @classmethod
-    def from_score_tables(
-        cls,
+    def __init__(
+        self,
         law: PlantedCorrelations,
         shapes: Int[np.ndarray, "shapes k"],
         log_scores: Float[np.ndarray, "shapes codes"],
         costs: Float[np.ndarray, "costs shapes codes"],
-    ) -> "TokenMarkovChain":
+    ) -> None:
         """Build the chain from scores and costs by shape and tuple code; raises ``SettingError`` if it is too large."""
         background = law.independent_background
         tokens = np.union1d(np.flatnonzero(background), np.unique(law.tuples))
@@ -109,24 +84,12 @@ class TokenMarkovChain:
         codes = np.moveaxis(sets @ law.num_tokens ** np.arange(shapes.shape[1] - 1, -1, -1), 2, 0)
         is_inside = (np.moveaxis(sets, 2, 0) >= 0).all(axis=3)
         shape_indexes, codes = np.arange(len(shapes))[:, None, None], np.where(is_inside, codes, 0)
-        return cls(
-            tokens=tokens,
-            background=background[tokens],
-            shapes=shapes,
-            successor=np.array(successor),
-            log_scores=np.where(is_inside, log_scores[shape_indexes, codes], -np.inf),
-            costs=costs[:, shape_indexes, codes],
-        )
-
-    @property
-    def num_states(self) -> int:
-        """The number of states of the operator."""
-        return len(self.successor)
-
-    @cached_property
-    def log_total_score(self) -> Float[np.ndarray, "states tokens"]:
-        """Log of the total score of the sets that end at the next token, by state and token."""
-        return np.asarray(np.logaddexp.reduce(self.log_scores, axis=0))
+        self.tokens, self.background, self.shapes = tokens, background[tokens], shapes
+        self.successor: Int[np.ndarray, "states tokens"] = np.array(successor)
+        self.log_scores = np.where(is_inside, log_scores[shape_indexes, codes], -np.inf)
+        self.costs: Float[np.ndarray, "costs shapes states tokens"] = costs[:, shape_indexes, codes]
+        # The log of the total score of the sets that end at the next token, by state and token.
+        self.log_total_score = np.logaddexp.reduce(self.log_scores, axis=0)
 
     def mean_set_cost(
         self, free_shape: Int[np.ndarray, " k"] | None = None
@@ -157,25 +120,22 @@ def compute_laplace_transforms(
     log_s: Float[np.ndarray, " s"],
 ) -> Totals:
     """Compute the ``Totals`` for every distribution of the planted set in ``shape_laws`` and every s."""
-    num_states = chain.num_states
+    num_states = len(chain.successor)
     num_rows = num_states if num_states <= MAX_DENSE_STATES else 1
     size = max(1, MAX_BLOCK_ENTRIES // (len(insertion.weights) * num_states * len(chain.tokens) * num_rows))
-    value, derivative = (np.zeros((len(insertion.weights), len(shape_laws), len(log_s))) for _ in range(2))
+    totals = np.zeros((len(insertion.weights), len(shape_laws), len(log_s)), dtype=complex)
     for start in range(0, len(log_s), size):
         block = slice(start, start + size)
-        operator = _Operator(chain, insertion, log_s[block])
+        steps = _Steps(chain, insertion, log_s[block])
         for law_index, shape_law in enumerate(shape_laws):
-            for planted_offset_pattern, probability in zip(shape_law.shapes, shape_law.probability, strict=True):
+            for shape, probability in zip(shape_law.shapes, shape_law.probability, strict=True):
                 if probability.any():
-                    total = operator.total(
-                        planted_offset_pattern, probability[: shape_law.length - planted_offset_pattern[-1]]
-                    )
-                    value[:, law_index, block] += total.value.sum(axis=(2, 3))
-                    derivative[:, law_index, block] += total.derivative.sum(axis=(2, 3))
-    return value, derivative
+                    total = steps.total(shape, probability[: shape_law.length - shape[-1]])
+                    totals[:, law_index, block] += total.sum(axis=(2, 3))
+    return totals.real, totals.imag / DERIVATIVE_STEP
 
 
-class _Operator:
+class _Steps:
     """Operators that append background and planted tokens to distributions over states, for one block of s."""
 
     def __init__(
@@ -183,17 +143,18 @@ class _Operator:
     ) -> None:
         self.chain, self.insertion = chain, insertion
         # The factor s keeps the derivative in the range of floats even if scores exceed it.
-        self.exponent = np.exp(
-            np.minimum(log_s[:, None, None] + chain.log_total_score, MAX_LOG_EXPONENT)
-        )  # s states tokens
-        self.decay = np.exp(-self.exponent)
-        self.cost = chain.mean_set_cost()
+        self.exponent = np.exp(np.minimum(log_s[:, None, None] + chain.log_total_score, MAX_LOG_EXPONENT))
+        self.factor = self._factor(chain.mean_set_cost())
         self.powers: dict[tuple[int, ...], list[Pair]] = {}
 
-    def total(self, planted: Int[np.ndarray, " k"], probability: Float[np.ndarray, " starts"]) -> DualNumbers:
+    def _factor(self, cost: Float[np.ndarray, "costs states tokens"]) -> Complex[np.ndarray, "costs s states tokens"]:
+        """Return ``exp(-s a)`` of the sets that end at the next token, with its derivative by cost."""
+        return np.exp(-self.exponent) * (1 + 1j * DERIVATIVE_STEP * cost[:, None] * self.exponent)
+
+    def total(self, planted: Int[np.ndarray, " k"], probability: Float[np.ndarray, " starts"]) -> Operator:
         """Return the operator of a full sequence: a sum over all starts of the planted set, weighted by probability."""
-        without_planted = self._identity(np.eye(1, self.chain.num_states))
-        prefix = without_planted, without_planted.multiply(np.zeros(len(self.insertion.weights)))
+        without_planted = self._identity(np.eye(1, len(self.chain.successor)))
+        prefix = without_planted, np.zeros_like(without_planted)
         for equal in np.split(probability, np.flatnonzero(np.diff(probability)) + 1):
             prefix = self._add_starts(prefix, planted, float(equal[0]), len(equal))
         return prefix[1]
@@ -202,15 +163,15 @@ class _Operator:
         """Extend both operators over ``num_starts`` consecutive starts that have the same probability."""
         without, planted = prefix
         # A matrix product costs as much as one step for each state.
-        if num_starts <= self.chain.num_states or self.chain.num_states > MAX_DENSE_STATES:
+        if num_starts <= len(self.chain.successor) or len(self.chain.successor) > MAX_DENSE_STATES:
             for _ in range(num_starts):
-                planted = self._step(planted) + self._insert(without, shape).multiply(probability)
+                planted = self._step(planted) + probability * self._insert(without, shape)
                 without = self._step(without)
             return without, planted
         for bit in range(num_starts.bit_length()):
             if num_starts >> bit & 1:
                 background, insertion = self._compute_power(shape, bit)
-                planted = planted @ background + (without @ insertion).multiply(probability)
+                planted = planted @ background + probability * (without @ insertion)
                 without = without @ background
         return without, planted
 
@@ -218,54 +179,51 @@ class _Operator:
         """Return operators of ``2 ** bit`` tokens: all background, and a sum over as many starts of the planted set."""
         powers = self.powers.setdefault(tuple(shape.tolist()), [])
         if not powers:
-            identity = self._identity(np.eye(self.chain.num_states))
+            identity = self._identity(np.eye(len(self.chain.successor)))
             powers.append((self._step(identity), self._insert(identity, shape)))
         while len(powers) <= bit:
             background, insertion = powers[-1]
             powers.append((background @ background, insertion @ background + background @ insertion))
         return powers[bit]
 
-    def _insert(self, prefix: DualNumbers, planted_offset_pattern: Int[np.ndarray, " k"]) -> DualNumbers:
+    def _insert(self, prefix: Operator, shape: Int[np.ndarray, " k"]) -> Operator:
         """Append the planted tokens and the background tokens between them, summed over the planted tuples."""
-        last_cost = self.chain.mean_set_cost(planted_offset_pattern) if self.insertion.planted_is_free else self.cost
-        inserted = prefix.multiply(np.zeros(len(self.insertion.weights)))
+        last_factor = self._factor(self.chain.mean_set_cost(shape)) if self.insertion.planted_is_free else self.factor
+        inserted = np.zeros_like(prefix)
         for planted_tuple, weight in zip(self.insertion.tuples, self.insertion.weights.T, strict=True):
-            token_at = dict(zip(planted_offset_pattern.tolist(), planted_tuple.tolist(), strict=True))
+            token_at = dict(zip(shape.tolist(), planted_tuple.tolist(), strict=True))
             extended = prefix
-            for offset in range(planted_offset_pattern[-1] + 1):
-                cost = last_cost if offset == planted_offset_pattern[-1] else self.cost
-                extended = self._step(extended, token_at.get(offset), cost)
-            inserted = inserted + extended.multiply(weight)
+            for offset in range(shape[-1] + 1):
+                factor = last_factor if offset == shape[-1] else self.factor
+                extended = self._step(extended, token_at.get(offset), factor)
+            inserted += weight[:, None, None, None] * extended
         return inserted
 
     def _step(
         self,
-        prefix: DualNumbers,
+        prefix: Operator,
         token: int | None = None,
-        cost: Float[np.ndarray, "costs states tokens"] | None = None,
-    ) -> DualNumbers:
+        factor: Complex[np.ndarray, "costs s states tokens"] | None = None,
+    ) -> Operator:
         """Append one token: ``token``, or a random background token if it is None."""
-        chain, cost = self.chain, self.cost if cost is None else cost
+        chain, factor = self.chain, self.factor if factor is None else factor
         probability = chain.background if token is None else (chain.tokens == token).astype(float)
         indexes = np.flatnonzero(probability)
-        decay = (self.decay[..., indexes] * probability[indexes])[:, None]  # s 1 states tokens
-        gain = cost[:, None, None, :, indexes] * self.exponent[:, None][..., indexes]  # costs s 1 states tokens
-        value = prefix.value[..., None] * decay
-        derivative = prefix.derivative[..., None] * decay + value * gain
-        return DualNumbers(*(_sum_by_successor(flow, chain.successor[:, indexes]) for flow in (value, derivative)))
+        weights = factor[..., indexes] * probability[indexes]
+        return _sum_by_successor(prefix[..., None] * weights[:, :, None], chain.successor[:, indexes])
 
-    def _identity(self, states: Float[np.ndarray, "from to"]) -> DualNumbers:
-        value = np.broadcast_to(states, (1, len(self.exponent), *states.shape))
-        return DualNumbers(value, np.zeros((len(self.cost), *value.shape[1:])))
+    def _identity(self, states: Float[np.ndarray, "from to"]) -> Operator:
+        shape = len(self.insertion.weights), len(self.exponent), *states.shape
+        return np.broadcast_to(states, shape).astype(complex)
 
 
 def _sum_by_successor(
-    flow: Float[np.ndarray, "costs s from states tokens"], successor: Int[np.ndarray, "states tokens"]
-) -> Float[np.ndarray, "costs s from states"]:
+    flow: Complex[np.ndarray, "costs s from states tokens"], successor: Int[np.ndarray, "states tokens"]
+) -> Operator:
     """Return the sum of ``flow`` over all states and tokens with the same successor state."""
     order = successor.ravel().argsort(kind="stable")
     reached, group_starts = np.unique(successor.ravel()[order], return_index=True)
-    totals = np.zeros(flow.shape[:-1])
+    totals = np.zeros(flow.shape[:-1], dtype=complex)
     totals[..., reached] = np.add.reduceat(flow.reshape(*flow.shape[:-2], -1)[..., order], group_starts, axis=-1)
     return totals
 
@@ -312,7 +270,7 @@ def placement_risks(
     insertion = WeightedPlantedTuples(
         np.array(law.tuples), weights, planted_is_free=isinstance(loss, AttentionLeakageLoss)
     )
-    chain = TokenMarkovChain.from_score_tables(law, attention.shapes, attention.log_scores, costs)
+    chain = TokenMarkovChain(law, attention.shapes, attention.log_scores, costs)
     first, last, underflow = _integration_range(chain, shape_laws)
     log_s = np.append(np.arange(first, last, LOG_STEP), underflow)
     value, derivative = compute_laplace_transforms(chain, insertion, shape_laws, log_s)
@@ -341,7 +299,7 @@ def _log_loss(
     with np.errstate(divide="ignore"):
         log_values, default_loss = np.log(attention.values[:, :, label]), -float(np.log(attention.default[label]))
     chains = [
-        TokenMarkovChain.from_score_tables(law, attention.shapes, log_scores, np.zeros((1, *log_scores.shape)))
+        TokenMarkovChain(law, attention.shapes, log_scores, np.zeros((1, *log_scores.shape)))
         for log_scores in (attention.log_scores + log_values, attention.log_scores)
     ]
     first, last, underflow = np.array([_integration_range(chain, shape_laws) for chain in chains]).T

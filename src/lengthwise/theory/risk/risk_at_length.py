@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import TypeGuard
 
 import numpy as np
 from jaxtyping import Float
@@ -106,16 +107,15 @@ class RiskEstimate:
     how: str
 
 
-def _has_laplace_risk(law: PlantedCorrelations, predictor: Predictor, loss: Loss) -> bool:
+def _has_laplace_risk(predictor: Predictor, law: PlantedCorrelations, loss: Loss) -> TypeGuard[TabularAttention]:
     is_linear = isinstance(loss, TotalVariationLoss | AttentionLeakageLoss)
     return isinstance(predictor, TabularAttention) and law.placement.max_span is not None and is_linear
 
 
 def conditional_risk(law: PlantedCorrelations, predictor: Predictor, length: int, loss: Loss) -> ConditionalRisk:
     """Return the exact risk given each planted set: at any length if the law has a span, else by enumeration."""
-    if not _has_laplace_risk(law, predictor, loss):
+    if not _has_laplace_risk(predictor, law, loss):
         return enumerated_risk(law, predictor, length, loss)
-    assert isinstance(predictor, TabularAttention)
     placement = law.placement.offset_distribution(length)
     sets, probability = placement.sets()
     set_laws = [
@@ -128,8 +128,7 @@ def conditional_risk(law: PlantedCorrelations, predictor: Predictor, length: int
 
 def mean_risk(law: PlantedCorrelations, predictor: Predictor, length: int, loss: Loss) -> float:
     """Return the exact risk by Laplace transform or enumeration; raise ``SettingError`` if both are impossible."""
-    if _has_laplace_risk(law, predictor, loss):
-        assert isinstance(predictor, TabularAttention)
+    if _has_laplace_risk(predictor, law, loss):
         return laplace_risk(law, predictor, length, loss)
     return enumerated_risk(law, predictor, length, loss).mean
 
@@ -138,8 +137,7 @@ def exact_risks(
     law: PlantedCorrelations, predictor: Predictor, lengths: Sequence[int], loss: Loss
 ) -> Float[np.ndarray, " lengths"]:
     """Return the exact risk at each length, by Laplace transform if possible and otherwise by enumeration."""
-    if _has_laplace_risk(law, predictor, loss):
-        assert isinstance(predictor, TabularAttention)
+    if _has_laplace_risk(predictor, law, loss):
         # A head with a wide span has too many states, but its law may have few sequences.
         with suppress(SettingError):
             return laplace_risks(law, predictor, lengths, loss)
