@@ -7,7 +7,7 @@ import pytest
 
 from lengthwise.doctor.changes import Change
 from lengthwise.doctor.conclusions import Findings
-from lengthwise.doctor.measurements import BAND, CACHE, LOSS, NEEDLE, PUBLISHED
+from lengthwise.doctor.measurements import BAND, CACHE, LOSS, NEEDLE, PUBLISHED, Subject
 from lengthwise.doctor.plan import Plan
 
 LENGTHS, TRAINED = (128, 256, 512, 1024), 512
@@ -35,7 +35,8 @@ def plant(increase, *, documents=8, noise=0.0, changes=(), bands=(), cache=(), n
             values[CACHE, index, 512] = {"far": 64, "tokens": [8, 16, 32], "nothing": 1.0, "divergences": divergences}
     plan = Plan(lengths=LENGTHS, documents=documents, trained=TRAINED, num_targets=16)
     used = [change for change, _ in changes]
-    return Findings(values=values, plan=plan, changes=used, impossible=(), own_tokens=[2048] * documents, seed=0)
+    subject = Subject(language_model=None, trained=TRAINED, max_length=None, changes=used, impossible=())
+    return Findings(values=values, plan=plan, subject=subject, own_tokens=[2048] * documents, seed=0)
 
 
 def test_a_model_that_breaks_after_its_trained_context_is_found():
@@ -57,7 +58,8 @@ def test_a_healthy_model_needs_no_change():
 
 
 def test_a_model_without_positions_for_twice_its_context_cannot_be_fed_it():
-    findings = replace(plant((0.0, -0.1, -0.1, -0.1), noise=0.005), max_length=TRAINED)
+    findings = plant((0.0, -0.1, -0.1, -0.1), noise=0.005)
+    findings = replace(findings, subject=replace(findings.subject, max_length=TRAINED))
     boxes = {"works": findings.works_box(), "needs": findings.needs_box(), "change": findings.change_box()}
     assert "only 512 positions" in findings.answers(boxes)[0]["answer"]
 
@@ -88,7 +90,8 @@ def test_a_fault_at_all_lengths_comes_before_a_cause_at_one_length(fault, gain, 
         for change in (START, THETA):
             better = gain if change is fault else 0.0
             values[LOSS, index, LENGTHS[0], change.name] = values[LOSS, index, LENGTHS[0], PUBLISHED] - better
-    findings = replace(findings, values=values, changes=[REPAIR, START, THETA])
+    subject = replace(findings.subject, changes=[REPAIR, START, THETA])
+    findings = replace(findings, values=values, subject=subject)
     why, change = findings.why_box(), findings.change_box()
     assert why["cause"] == (fault.cause if gain else REPAIR.cause if repair else None)
     assert change["lines"] == (fault.lines() if gain else REPAIR.lines() if repair else [])

@@ -155,7 +155,7 @@ def test_sink_tokens_precede_the_far_tokens_and_are_always_visible(model, tmp_pa
             assert all(1 <= token["distance"] - row["near"] <= 10 for token in selection["chosen"])
             num_tokens += len(selection["chosen"])
     assert num_tokens > 0
-    with pytest.raises(SettingError, match=r"^invalid sink -1; use 0 or more tokens$"):
+    with pytest.raises(SettingError, match=r"^sink -1 is too small; use at least 0$"):
         replace(SMALL, sink=-1)
 
 
@@ -404,14 +404,14 @@ def test_far_tokens_of_other_texts_are_sampled_uniformly(rng):
     ]
     placebo = PlaceboSampler(texts, near=4, far=10)
     (target, *_) = sample_targets(texts[2:3], context=14, num_targets=None, seed=0)
-    samples = [placebo.sample_other_document(target, rng) for _ in range(600)]
+    samples = [placebo.sample("other", target, rng) for _ in range(600)]
     assert all((np.diff(far) == 1).all() and len(far) == 10 for far in samples)
     firsts, counts = np.unique([int(far[0]) for far in samples], return_counts=True)
     # Eleven start indexes in the first piece, one in the second; the third text is too short.
     assert firsts.tolist() == [*range(100, 111), 120]
     assert counts.min() > 25
     (target, *_) = sample_targets(texts, context=14, num_targets=None, seed=0)
-    assert {int(placebo.sample_other_document(target, rng)[0]) for _ in range(200)} == set(range(200, 207))
+    assert {int(placebo.sample("other", target, rng)[0]) for _ in range(200)} == set(range(200, 207))
 
 
 def test_far_tokens_from_elsewhere_never_overlap_the_context(rng):
@@ -426,10 +426,10 @@ def test_far_tokens_from_elsewhere_never_overlap_the_context(rng):
         if (each.text.name, each.place) == ("a", 35)
     )
     # The context begins at 21, the target is 35; the second piece begins at 60.
-    firsts = {int(placebo.sample_same_document(target, rng)[0]) for _ in range(2000)}
+    firsts = {int(placebo.sample("elsewhere", target, rng)[0]) for _ in range(2000)}
     assert firsts == {*range(12), *range(36, 51), *range(60, 91)}
     short = sample_targets(texts[:1], context=14, num_targets=None, seed=0)
-    assert all(placebo.sample_same_document(each, rng) is None for each in short)
+    assert all(placebo.sample("elsewhere", each, rng) is None for each in short)
 
 
 def test_pieces_concatenate_to_the_text():
@@ -470,10 +470,10 @@ INVALID = {
     "k larger than far": (lambda: replace(SMALL, ks=(1, 11)), "k 11 exceeds the 10 far tokens; use a smaller k"),
     "no k": (lambda: replace(SMALL, ks=()), "^invalid k ; use increasing numbers"),
     "decreasing k": (lambda: replace(SMALL, ks=(3, 1)), "invalid k 3,1; use increasing numbers of far tokens"),
-    "no near tokens": (lambda: replace(SMALL, near=0), "invalid near 0; use at least 1"),
+    "no near tokens": (lambda: replace(SMALL, near=0), "near 0 is too small; use at least 1"),
     "fraction above one": (
         lambda: replace(SMALL, searched=0),
-        "invalid searched 0; use at least 1",
+        "searched 0 is too small; use at least 1",
     ),
     "unknown mode": (lambda: replace(SMALL, modes=("stric",)), "unknown mode 'stric'; did you mean 'strict'"),
     "unknown objective": (lambda: replace(SMALL, objectives=("all",)), "unknown objective 'all'"),

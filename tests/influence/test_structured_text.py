@@ -99,7 +99,7 @@ def test_a_hidden_token_has_exactly_no_influence_except_through_line_ends(model,
     for index, token, is_equal in ((9, LETTER, True), (17, LETTER, False)):
         changed = window.far.copy()
         changed[index] = token + (token == changed[index])
-        after = predictions(model, window.with_far_tokens(changed), masks, mode)
+        after = predictions(model, replace(window, far=changed), masks, mode)
         # Without the line end, the same visible tokens belong to other lines.
         assert torch.equal(before, after) == is_equal
 

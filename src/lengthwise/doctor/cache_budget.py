@@ -73,9 +73,9 @@ def measure_cache_budget(
     ks = [2**power for power in range((len(units) - 1).bit_length())]
     divergences = {}
     for name, orders in rankings.items():
-        masks = [scorer.visibility_mask(order[:k]) for order in orders for k in ks]
-        divergences[name] = scorer.scores(np.stack(masks)).reshape(len(orders), len(ks)).mean(axis=0).tolist()
-    nothing = float(scorer.scores(scorer.visibility_mask([])[None])[0])
+        scores = scorer.scores_of_sets([order[:k] for order in orders for k in ks])
+        divergences[name] = scores.reshape(len(orders), len(ks)).mean(axis=0).tolist()
+    nothing = float(scorer.scores_of_sets([[]])[0])
     return {
         "far": num_far,
         "tokens": [UNIT_TOKENS * k for k in ks],

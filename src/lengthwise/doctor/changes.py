@@ -21,6 +21,7 @@ from lengthwise.hf.model_parts import LOG_LENGTH_ATTENTION, count_log_scaled_lay
 FAR_LAYERS = "full_attention"
 # Numbers of first tokens that stay if the middle is dropped.
 NUM_FIRST_TOKENS = 64
+SCALED = "its rotary angles at these distances did not occur in training"
 KEPT_ROPE_SETTINGS = ("rope_theta", "partial_rotary_factor")
 # Values of rope_theta in published models; a converted model may have lost its own.
 COMMON_THETAS = (10_000.0, 100_000.0, 500_000.0, 1_000_000.0)
@@ -70,21 +71,6 @@ def rope_settings(config: PreTrainedConfig) -> dict[str, Any] | None:
     return dict(settings) if settings and "rope_theta" in settings else None
 
 
-def num_rotary_features(config: PreTrainedConfig) -> int:
-    """Return the number of rotated features per head."""
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return int(head_dim * (rope_settings(config) or {}).get("partial_rotary_factor", 1.0))
-
-
-def _edit_rope(config: PreTrainedConfig, max_positions: int, **settings: Any) -> dict[str, Any]:
-    old = rope_settings(config)
-    assert old is not None
-    new = {name: old[name] for name in KEPT_ROPE_SETTINGS if name in old} | settings
-    parameters = config.rope_parameters
-    parameters = {**parameters, FAR_LAYERS: new} if FAR_LAYERS in parameters else new
-    return {"rope_parameters": parameters, "max_position_embeddings": max_positions}
-
-
 def list_changes(
     model: PreTrainedModel | None, trained: int, *, has_start: bool = True
 ) -> tuple[list[Change], list[str]]:
@@ -111,55 +97,37 @@ def list_changes(
             "can help."
         )
     else:
-        scaled = "its rotary angles at these distances did not occur in training"
-        dim, theta = num_rotary_features(config), rope["rope_theta"]
+        theta, kept = rope["rope_theta"], {name: rope[name] for name in KEPT_ROPE_SETTINGS if name in rope}
 
-        def yarn(factor: float) -> Change:
-            settings = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": trained}
-            return Change(
-                name=f"YaRN {factor:g}x", cause=scaled, edit=_edit_rope(config, int(trained * factor), **settings)
-            )
+        def add(
+            name: str, max_positions: int, cause: str = SCALED, *, everywhere: bool = False, **settings: Any
+        ) -> None:
+            edited = {**kept, **settings}
+            if FAR_LAYERS in config.rope_parameters:
+                edited = {**config.rope_parameters, FAR_LAYERS: edited}
+            edit = {"rope_parameters": edited, "max_position_embeddings": max_positions}
+            changes.append(Change(name=name, cause=cause, edit=edit, everywhere=everywhere))
 
-        def linear(factor: float) -> Change:
-            settings = {"rope_type": "linear", "factor": factor}
-            return Change(
-                name=f"compressed IDs {factor:g}x",
-                cause=scaled,
-                edit=_edit_rope(config, int(trained * factor), **settings),
-            )
-
-        changes += [yarn(2.0)]
+        add("YaRN 2x", 2 * trained, rope_type="yarn", factor=2.0, original_max_position_embeddings=trained)
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        dim = int(head_dim * rope.get("partial_rotary_factor", 1.0))
         if dim > 2:
-            settings = {"rope_type": "dynamic", "factor": 2.0}
             # The scaling starts at max_position_embeddings.
-            dynamic = _edit_rope(config, trained, **settings)
-            ntk = _edit_rope(config, 2 * trained, rope_type="default", rope_theta=theta * 2 ** (dim / (dim - 2)))
-            changes += [
-                Change(name="dynamic NTK 2x", cause=scaled, edit=dynamic),
-                Change(name="NTK 2x", cause=scaled, edit=ntk),
-            ]
+            add("dynamic NTK 2x", trained, rope_type="dynamic", factor=2.0)
+            add("NTK 2x", 2 * trained, rope_type="default", rope_theta=theta * 2 ** (dim / (dim - 2)))
         else:
             impossible.append(f"NTK scaling divides by zero for {dim} rotary features per head, so it was left out.")
-        changes += [
-            Change(name="angles from the configuration", cause="its rotary angles in memory are not those of its file"),
-            linear(2.0),
-            yarn(4.0),
-            linear(4.0),
-        ]
+        cause = "its rotary angles in memory are not those of its file"
+        changes.append(Change(name="angles from the configuration", cause=cause))
+        add("compressed IDs 2x", 2 * trained, rope_type="linear", factor=2.0)
+        add("YaRN 4x", 4 * trained, rope_type="yarn", factor=4.0, original_max_position_embeddings=trained)
+        add("compressed IDs 4x", 4 * trained, rope_type="linear", factor=4.0)
         if rope.get("rope_type", "default") == "default":
-            changes += [
-                Change(
-                    name=f"rope_theta {other:,.0f}",
-                    cause="its rope_theta is not that of its training",
-                    edit=_edit_rope(config, config.max_position_embeddings, rope_type="default", rope_theta=other),
-                    everywhere=True,
-                )
-                for other in COMMON_THETAS
-                if other != theta
-            ]
+            cause, limit = "its rope_theta is not that of its training", config.max_position_embeddings
+            for other in sorted({*COMMON_THETAS} - {theta}):
+                add(f"rope_theta {other:,.0f}", limit, cause, everywhere=True, rope_type="default", rope_theta=other)
     if smallest_attention_window(config) is not None:
-        windows = {name: getattr(config, name, None) for name in WINDOW_SETTINGS}
-        widened = {name: 2 * value for name, value in windows.items() if value}
+        widened = {name: 2 * value for name in WINDOW_SETTINGS if (value := getattr(config, name, None))}
         changes.insert(1, Change(name="attention window 2x", cause="its attention window is too short", edit=widened))
     if _supports_log_scaling(model):
         changes.append(
@@ -190,25 +158,18 @@ def _supports_log_scaling(model: PreTrainedModel) -> bool:
         model.set_attn_implementation(attention)
 
 
-def edit_config(config: PreTrainedConfig, edit: Mapping[str, Any]) -> PreTrainedConfig:
-    """Return a copy of a configuration with other settings of its text model."""
-    edited: PreTrainedConfig = copy.deepcopy(config)
-    for name, value in copy.deepcopy(dict(edit)).items():
-        setattr(edited.get_text_config(), name, value)
-    return edited
-
-
 @torch.no_grad()
 def build_edited_model(model: PreTrainedModel, change: Change, name: str) -> CausalLM:
     """Return the model that `transformers` loads from the edited configuration; it shares the weights of ``model``."""
+    config: PreTrainedConfig = copy.deepcopy(model.config)
+    for setting, value in copy.deepcopy(dict(change.edit)).items():
+        setattr(config.get_text_config(), setting, value)
     settings: Any = logging
     verbosity, has_progress_bar = settings.get_verbosity(), settings.is_progress_bar_enabled()
     settings.set_verbosity_error()
     settings.disable_progress_bar()
     try:
-        edited: Any = type(model).from_pretrained(
-            None, config=edit_config(model.config, change.edit), state_dict=model.state_dict(), dtype=model.dtype
-        )
+        edited: Any = type(model).from_pretrained(None, config=config, state_dict=model.state_dict(), dtype=model.dtype)
     finally:
         settings.set_verbosity(verbosity)
         if has_progress_bar:

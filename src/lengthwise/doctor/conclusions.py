@@ -6,13 +6,13 @@ Every interval has a level of 95% over documents. A conclusion that the interval
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from lengthwise.doctor.cache_budget import EXACT, NUM_FIRST, NUM_NEAR, SELECTIONS
-from lengthwise.doctor.changes import Change
-from lengthwise.doctor.measurements import BAND, CACHE, LOSS, NEEDLE, PUBLISHED, Key
+from lengthwise.doctor.measurements import BAND, CACHE, LOSS, NEEDLE, PUBLISHED, Key, Subject
 from lengthwise.doctor.needles import CHANCE, DEPTHS
 from lengthwise.doctor.plan import Plan
 from lengthwise.influence.report.bootstrap import (
@@ -61,39 +61,32 @@ class Findings:
 
     values: Mapping[Key, Any]
     plan: Plan
-    changes: Sequence[Change]
-    impossible: Sequence[str]
+    subject: Subject
     own_tokens: Sequence[int]
     seed: int
-    # Largest number of position IDs (None: unlimited).
-    max_length: int | None = None
 
     def losses(self, length: int, change: str = PUBLISHED) -> dict[int, float]:
         """Return the losses by document."""
-        return {
-            index: self.values[key]
-            for index in range(self.plan.documents)
-            if (key := (LOSS, index, length, change)) in self.values
-        }
+        return self._values_by_document(LOSS, length, change)
 
-    def estimate(self, *terms: Mapping[int, float]) -> Estimate:
-        """Estimate the mean of the first term minus the second term (if any), over the documents with both."""
-        return self.estimate_ratio(*terms)
-
-    def estimate_ratio(
+    def estimate(
         self,
         first: Mapping[int, float],
         second: Mapping[int, float] | None = None,
         whole: Mapping[int, float] | None = None,
     ) -> Estimate:
-        """Estimate the sum of ``first - second`` over documents, divided by the sum of ``whole`` (default: 1 each)."""
-        documents = set(first) & set(first if second is None else second) & set(first if whole is None else whole)
-        if not documents:
-            return {**undefined_estimates(1, "not measured")[0], "documents": 0}
+        """Estimate the sum of ``first - second`` (default: 0 each), divided by the sum of ``whole`` (default: 1 each).
+
+        The sums are over the documents with all values.
+        """
+        second = dict.fromkeys(first, 0.0) if second is None else second
+        whole = dict.fromkeys(first, 1.0) if whole is None else whole
         rows = [
-            (first[index] - (0.0 if second is None else second[index]), 1.0 if whole is None else whole[index])
-            for index in sorted(documents)
+            (first[index] - second[index], whole[index])
+            for index in sorted(first.keys() & second.keys() & whole.keys())
         ]
+        if not rows:
+            return {**undefined_estimates(1, "not measured")[0], "documents": 0}
         bootstrap = DocumentBootstrap(seed=self.seed, num_resamples=NUM_RESAMPLES)
         result = bootstrap(ratio_of_sums(np.array(rows)), len(rows), "nothing is lost", limits=NO_LIMITS)[0]
         return {**result, "documents": len(rows)}
@@ -119,11 +112,12 @@ class Findings:
 
     def needles(self, length: int) -> dict[int, float]:
         """Return the share of needles that the model finds, by document."""
-        return {
-            index: sum(found) / len(found)
-            for index in range(self.plan.documents)
-            if (found := self.values.get((NEEDLE, index, length))) is not None
-        }
+        return {index: sum(found) / len(found) for index, found in self._values_by_document(NEEDLE, length).items()}
+
+    def _values_by_document(self, kind: str, *details: Any) -> dict[int, Any]:
+        """Return the values of one kind by document, without impossible measurements, which are None."""
+        found = {index: self.values.get((kind, index, *details)) for index in range(self.plan.documents)}
+        return {index: value for index, value in found.items() if value is not None}
 
     def _finds_less(self, length: int, half: int) -> bool:
         """Return True if the model finds clearly fewer needles than at half the length, where it finds them."""
@@ -137,14 +131,9 @@ class Findings:
         """Share of found needles by length, and by depth."""
         rows = []
         for length in self.plan.lengths:
-            found = [
-                value
-                for index in range(self.plan.documents)
-                if (value := self.values.get((NEEDLE, index, length))) is not None
-            ]
-            if found:
-                share = self.estimate(self.needles(length))
-                rows.append({"length": length, "share": share, "by_depth": np.mean(found, axis=0).tolist()})
+            if found := self._values_by_document(NEEDLE, length):
+                share, by_depth = self.estimate(self.needles(length)), np.mean(list(found.values()), axis=0).tolist()
+                rows.append({"length": length, "share": share, "by_depth": by_depth})
         return rows
 
     @property
@@ -176,9 +165,9 @@ class Findings:
         works_to, fails_at, plan = self.works_to, self.fails_at, self.plan
         measured = [row["length"] for row in self.length_rows if row["loss"]["documents"]]
         unclear = next((row for row in self.length_rows if row.get("verdict") in (UNCLEAR, MISSING)), None)
+        start = f"It works to {works_to:,} tokens" if works_to is not None else "It fails at the shortest lengths"
         if fails_at is not None:
             row = next(row for row in self.length_rows if row["length"] == fails_at)
-            start = f"It works to {works_to:,} tokens" if works_to is not None else "It fails at the shortest lengths"
             sentence = (
                 f"{start}; at {fails_at:,} tokens the loss is {format_estimate(row['increase'], sign=True)} nats above "
                 f"that at {row['half']:,} tokens."
@@ -188,21 +177,20 @@ class Findings:
         elif works_to is not None and works_to == max(measured):
             sentence = f"It works to {works_to:,} tokens, the longest length that was measured."
         elif fewer := next((row for row in self.length_rows if row.get("verdict") == FEWER), None):
-            start = f"It works to {works_to:,} tokens" if works_to is not None else "It fails at the shortest lengths"
             sentence = (
                 f"{start}; at {fewer['length']:,} tokens it finds fewer needles than at {fewer['half']:,} tokens."
             )
         else:
-            last = f"It works to {works_to:,} tokens; beyond, we" if works_to is not None else "We"
-            reason = (
-                "no length was measured"
-                if unclear is None
-                else (
-                    f"at {unclear['length']:,} tokens, the loss changes by "
-                    f"{format_estimate(unclear['increase'], sign=True)}"
-                )
-            )
-            sentence = f"{last} cannot tell: {reason}."
+            reason = "no length was measured"
+            if unclear is not None:
+                increase = format_estimate(unclear["increase"], sign=True)
+                reason = f"at {unclear['length']:,} tokens, the loss changes by {increase}"
+            sentence = f"{f'{start}; beyond, we' if works_to is not None else 'We'} cannot tell: {reason}."
+        longest = plan.lengths[-1]
+        joined = sum(own < longest for own in self.own_tokens[: plan.documents])
+        joined_note = (
+            f"{joined} documents are shorter than {longest:,} tokens; their context starts with other documents."
+        )
         return {
             "title": "Works to N tokens",
             "sentence": sentence,
@@ -231,16 +219,9 @@ class Findings:
                 f"passwords (chance: {CHANCE:.2f})."
                 if self.needle_rows()
                 else "Needles were not measured.",
-                *self._joined_note(),
+                *([joined_note] if joined else []),
             ],
         }
-
-    def _joined_note(self) -> list[str]:
-        longest = self.plan.lengths[-1]
-        joined = sum(own < longest for own in self.own_tokens[: self.plan.documents])
-        if not joined:
-            return []
-        return [f"{joined} documents are shorter than {longest:,} tokens; their context starts with other documents."]
 
     @cached_property
     def gains_of_changes(self) -> list[dict[str, Any]]:
@@ -250,18 +231,17 @@ class Findings:
             return []
         failing, reference = self.losses(length), self.losses(self.reference)
         lost = {index: failing[index] - reference[index] for index in failing.keys() & reference.keys()}
-        measured = [(change, self.losses(length, change.name)) for change in self.changes if change.explains_length]
         rows = [
             {
                 "name": change.name,
                 "cause": change.cause,
                 "lines": change.lines(),
                 "gain": self.estimate(failing, losses),
-                "share": self.estimate_ratio(failing, losses, lost),
+                "share": self.estimate(failing, losses, lost),
                 "left": self.estimate(losses, reference),
             }
-            for change, losses in measured
-            if losses
+            for change in self.subject.changes
+            if change.explains_length and (losses := self.losses(length, change.name))
         ]
         return sorted(rows, key=lambda row: -row["gain"]["value"])
 
@@ -269,7 +249,7 @@ class Findings:
     def fault(self) -> dict[str, Any] | None:
         """Change that helps clearly at the shortest length already, with the largest gain, or None."""
         length, found = self.plan.lengths[0], list[dict[str, Any]]()
-        for change in self.changes:
+        for change in self.subject.changes:
             gain = self.difference((length, PUBLISHED), (length, change.name))
             if change.everywhere and judge_increase(gain) == WORSE:
                 found.append({"name": change.name, "cause": change.cause, "lines": change.lines(), "gain": gain})
@@ -277,8 +257,8 @@ class Findings:
 
     def why_box(self) -> Box:
         """Return the box "Why it stops"; a fault at all lengths comes first."""
-        box, fault = self._length_box(), self.fault
-        if fault is None:
+        box = self._length_box()
+        if (fault := self.fault) is None:
             return box
         sentence = (
             f"At all lengths, {fault['cause']}: with {fault['name']}, the loss at {self.plan.lengths[0]:,} tokens is "
@@ -290,22 +270,15 @@ class Findings:
         """Return the box with the causes that depend on the length."""
         length, box = self.fails_at, {"title": "Why it stops", "rows": self.gains_of_changes}
         placebo = self._placebo()
-        notes = [*self.impossible, *placebo["notes"]]
+        notes = [*self.subject.impossible, *placebo["notes"]]
         if length is None:
             unclear = [row for row in self.length_rows if row.get("verdict") in (UNCLEAR, MISSING)]
             sentence = "Cannot tell: no length fails clearly." if unclear else "Nothing fails at the measured lengths."
             return {**box, "sentence": sentence, "cause": None, "placebo": placebo, "notes": notes}
         lost = self.difference((length, PUBLISHED), (self.reference, PUBLISHED))
-        helpful = [
-            row for row in self.gains_of_changes if row["gain"]["low"] is not None and row["gain"]["low"] > MARGIN
-        ]
-        missing = [
-            change.name
-            for change in self.changes
-            if change.explains_length
-            and (change.kept_first is None or length > self.plan.trained)
-            and change.name not in [row["name"] for row in self.gains_of_changes]
-        ]
+        helpful = [row for row in self.gains_of_changes if judge_increase(row["gain"]) == WORSE]
+        measured = [row["name"] for row in self.gains_of_changes]
+        missing = [change.name for change in self.subject.changes_at(length) if change.name not in measured]
         cause = None
         if not self.gains_of_changes:
             sentence = f"Not measured: {NO_TIME}."
@@ -358,7 +331,7 @@ class Findings:
 
     def _placebo(self) -> dict[str, Any]:
         """Return the effect of the placebo, which should be 0, at its longest measured length."""
-        for change in self.changes:
+        for change in self.subject.changes:
             for length in reversed(self.plan.lengths):
                 if change.is_placebo and self.losses(length, change.name):
                     effect = self.difference((length, change.name), (length, PUBLISHED))
@@ -371,8 +344,8 @@ class Findings:
 
     def best_edit(self) -> dict[str, Any] | None:
         """Return the row of the edit of the configuration with the largest clear gain, or None."""
-        rows = [row for row in self.gains_of_changes if row["lines"] and row["gain"]["low"] is not None]
-        return next((row for row in rows if row["gain"]["low"] > MARGIN), None)
+        rows = (row for row in self.gains_of_changes if row["lines"] and judge_increase(row["gain"]) == WORSE)
+        return next(rows, None)
 
     def change_box(self) -> Box:
         """Return the box "What to change"; other edits wait until a fault at all lengths is repaired."""
@@ -392,23 +365,20 @@ class Findings:
             return {**box, "sentence": sentence}
         limit = f"limit the input to {works_to:,} tokens" if works_to is not None else "do not use long inputs"
         if best is None:
-            why = (
-                "no edit of its configuration helps clearly"
-                if self.gains_of_changes
-                else f"edits were not measured: {NO_TIME}"
-            )
+            not_measured = f"edits were not measured: {NO_TIME}"
+            why = "no edit of its configuration helps clearly" if self.gains_of_changes else not_measured
             return {**box, "sentence": f"Change nothing; {limit} ({why})."}
-        rows: list[dict[str, Any]] = []
-        for length in self.plan.lengths:
-            if self.losses(length, best["name"]):
-                rows.append({"length": length, "effect": self.difference((length, best["name"]), (length, PUBLISHED))})
+        rows: list[dict[str, Any]] = [
+            {"length": length, "effect": self.difference((length, best["name"]), (length, PUBLISHED))}
+            for length in self.plan.lengths
+            if self.losses(length, best["name"])
+        ]
         costs = [row for row in rows if row["length"] < fails_at]
         cost = max(costs, key=lambda row: row["effect"]["value"], default=None)
-        cost_text = (
-            "; its cost at shorter lengths was not measured"
-            if cost is None
-            else f"; at {cost['length']:,} tokens, the loss changes by {format_estimate(cost['effect'], 3, sign=True)}"
-        )
+        cost_text = "; its cost at shorter lengths was not measured"
+        if cost is not None:
+            effect = format_estimate(cost["effect"], 3, sign=True)
+            cost_text = f"; at {cost['length']:,} tokens, the loss changes by {effect}"
         sentence = (
             f"Change nothing and {limit}; only for longer inputs, set {best['name']}, which lowers the loss at "
             f"{fails_at:,} tokens by {format_estimate(best['gain'])} nats{cost_text}."
@@ -432,16 +402,11 @@ class Findings:
     def needs_box(self) -> Box:
         """Return the box "Do these texts need it?"."""
         rows = []
-        for near, length in zip(self.plan.lengths, self.plan.lengths[1:], strict=False):
+        for near, length in pairwise(self.plan.lengths):
             own = {index: loss for index, loss in self.losses(length).items() if self.own_tokens[index] >= length}
             row: dict[str, Any] = {"from": near, "to": length}
             for source in ("other", "elsewhere"):
-                replaced = {
-                    index: value
-                    for index in own
-                    if (value := self.values.get((BAND, index, length, near, source))) is not None
-                }
-                row[source] = self.estimate(replaced, own)
+                row[source] = self.estimate(self._values_by_document(BAND, length, near, source), own)
             if row["other"]["documents"]:
                 rows.append(row)
         box: Box = {"title": "Do these texts need it?", "rows": rows, "needed_to": None, "notes": []}
@@ -495,8 +460,7 @@ class Findings:
 
     def keep_box(self) -> Box:
         """Return the box "What to keep"."""
-        keys = [key for key in self.values if key[0] == CACHE and self.values[key] is not None]
-        found = [self.values[key] for key in sorted(keys)]
+        found = [value for key, value in sorted(self.values.items()) if key[0] == CACHE and value is not None]
         box: Box = {"title": "What to keep", "rows": [], "notes": []}
         if not found:
             return {**box, "sentence": f"Not measured: the context is too short, or {NO_TIME}."}
@@ -517,12 +481,8 @@ class Findings:
                 return f"over {tokens[-1]:,}"
             if entry["k"] is None:
                 return "unknown"
-            upper = (
-                "no interval"
-                if entry["reason"]
-                else f"{entry['low'] or '-'} to {entry['high'] or f'over {tokens[-1]}'}"
-            )
-            return f"{entry['k']:,} ({upper})"
+            interval = f"{entry['low'] or '-'} to {entry['high'] or f'over {tokens[-1]}'}"
+            return f"{entry['k']:,} ({'no interval' if entry['reason'] else interval})"
 
         rest = "; ".join(f"{row['selection']} {budget(row, 0)}" for row in others)
         sentence = (
@@ -550,14 +510,14 @@ class Findings:
         """Return the answers to the questions of a user, for the first screen."""
         works, fails = self.works_to, self.fails_at
         asked = 2 * self.plan.trained
-        if self.max_length is not None and self.max_length < asked:
-            feed = f"No, it has only {self.max_length:,} positions. {boxes['works']['sentence']}"
+        max_length = self.subject.max_length
+        if max_length is not None and max_length < asked:
+            feed = f"No, it has only {max_length:,} positions."
         elif fails is not None and fails <= asked:
-            feed = f"No. {boxes['works']['sentence']}"
-        elif works is not None and works >= asked:
-            feed = f"Yes. {boxes['works']['sentence']}"
+            feed = "No."
         else:
-            feed = f"Not measured or unclear. {boxes['works']['sentence']}"
+            feed = "Yes." if works is not None and works >= asked else "Not measured or unclear."
+        feed = f"{feed} {boxes['works']['sentence']}"
         return [
             {"question": f"Can I feed it {asked:,} tokens (twice its trained context)?", "answer": feed},
             {"question": "Do my texts need long context?", "answer": boxes["needs"]["sentence"]},

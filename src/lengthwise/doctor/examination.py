@@ -1,6 +1,5 @@
 """Examination of a language model: measures the plan within a time limit, writes each value at once, and resumes."""
 
-import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,6 +21,7 @@ from lengthwise.doctor.plan import Group, Plan, Speed, list_lengths, longest_can
 from lengthwise.doctor.settings import DoctorSettings
 from lengthwise.doctor.windows import sample_blocks
 from lengthwise.hf.language_models import LanguageModel
+from lengthwise.influence.study import digest_texts
 from lengthwise.influence.target_evaluator import StopRequestedError
 from lengthwise.tasks import TokenizedDocument
 
@@ -45,16 +45,12 @@ class Examination:
 
     def findings(self) -> Findings:
         """Return the findings so far."""
-        subject = self.measurer.subject
-        own_tokens = [block.num_own for block in self.measurer.blocks]
         return Findings(
             values=self.values,
             plan=self.plan,
-            changes=subject.changes,
-            impossible=subject.impossible,
-            own_tokens=own_tokens,
+            subject=self.measurer.subject,
+            own_tokens=[block.num_own for block in self.measurer.blocks],
             seed=self.settings.seed,
-            max_length=subject.max_length,
         )
 
     def groups(self) -> Iterator[Group]:
@@ -63,29 +59,23 @@ class Examination:
         Before a failure is found, the changes are planned for the longest length.
         """
         plan = self.plan
-        yield from plan.base_groups()
+        yield from (Group(label=f"loss at {length:,} tokens", keys=plan.losses(length)) for length in plan.lengths)
         findings = self.findings()
         is_complete = all(len(findings.losses(length)) for length in plan.lengths)
         failing = findings.fails_at if is_complete else plan.lengths[-1]
-        all_changes = self.measurer.subject.changes
-        changes = [change for change in all_changes if change.explains_length]
-        change_groups = []
+        subject = self.measurer.subject
+        change_groups = list[Group]()
         if failing is not None:
-            fitting = [change for change in changes if change.kept_first is None or failing > plan.trained]
-            change_groups = [
-                Group(label=f"{change.name} at {failing:,} tokens", keys=plan.losses(failing, change.name))
-                for change in fitting
-            ]
+            change_groups = [plan.change_group(change.name, failing) for change in subject.changes_at(failing)]
         yield from change_groups[:1]
         half, eighth = (
             max((length for length in plan.lengths if part * length <= plan.trained), default=plan.lengths[0])
             for part in (2, 8)
         )
-        for change in all_changes:
+        for change in subject.changes:
             if not change.explains_length:
-                length = eighth if change.is_placebo else plan.lengths[0]
-                yield Group(label=f"{change.name} at {length:,} tokens", keys=plan.losses(length, change.name))
-        bands, needles = list(plan.band_groups()), list(plan.needle_groups())
+                yield plan.change_group(change.name, eighth if change.is_placebo else plan.lengths[0])
+        bands, needles = plan.band_groups(), list(map(plan.needle_group, plan.lengths))
         yield from (group for group in bands if group.keys[0][2] <= eighth)
         yield from self._cost_groups(findings, eighth)
         yield plan.cache_group()
@@ -102,34 +92,30 @@ class Examination:
         lengths = self.plan.lengths
         for length in dict.fromkeys((lengths[0], lengths[len(lengths) // 2], findings.reference, lengths[-1])):
             if length <= longest:
-                label = f"{best['name']} at {length:,} tokens"
-                yield Group(label=label, keys=self.plan.losses(length, best["name"]))
+                yield self.plan.change_group(best["name"], length)
 
     def next_group(self, skipped: set[str]) -> Group | None:
         """Return the next group that is not complete and not skipped."""
-        return next(
-            (
-                group
-                for group in self.groups()
-                if group.label not in skipped and any(key not in self.values for key in group.keys)
-            ),
-            None,
-        )
+        for group in self.groups():
+            if group.label not in skipped and any(key not in self.values for key in group.keys):
+                return group
+        return None
 
     def describe_plan(self) -> list[str]:
         """Return lines with the plan, the estimate of its time, and what does not fit."""
         plan, limit = self.plan, 60 * self.settings.minutes
-        total, planned, left = self.seconds, list[str](), list[str]()
+        total, left = self.seconds, list(plan.omitted)
         for group in self.groups():
             seconds = group.seconds(self.speed, self.values)
-            fits = total + seconds <= limit
-            (planned if fits else left).append(group.label)
-            total += seconds if fits else 0
+            if total + seconds <= limit:
+                total += seconds
+            else:
+                left.append(group.label)
         lengths = ", ".join(f"{length:,}" for length in plan.lengths)
         return [
             f"plan: {plan.documents} documents, lengths {lengths} tokens, {plan.num_targets} targets each",
             f"estimated time: {max(1, round(total / 60))} of {self.settings.minutes:g} minutes",
-            *([f"left out: {'; '.join([*plan.omitted, *left])}"] if left or plan.omitted else []),
+            *([f"left out: {'; '.join(left)}"] if left else []),
         ]
 
 
@@ -177,10 +163,9 @@ def examine_model(
 
         hook = register_module_forward_pre_hook(check_stop)
         try:
-            if values_file.exists():
-                examination = _restore(measurer, settings, values_file, description)
-            else:
-                examination = _start(measurer, settings, values_file, description, longest, announce)
+            if not values_file.exists():
+                _start(measurer, settings, values_file, description, longest, announce)
+            examination = _restore(measurer, settings, values_file, description)
             for line in examination.describe_plan():
                 announce(line)
             _measure(examination, values_file, report)
@@ -206,18 +191,15 @@ def check_page_file(out: Path, *, resume: bool) -> None:
 
 def describe(subject: Subject, texts: Sequence[TokenizedDocument], settings: DoctorSettings) -> dict[str, Any]:
     """Return the description of an examination as JSON values, which a resumed examination must repeat."""
-    digest, model = hashlib.sha256(), subject.language_model.model
-    for text in texts:
-        digest.update(text.name.encode() + b"\0" + text.tokens.astype("<i8").tobytes())
-    description = {
+    model = subject.language_model.model
+    description: dict[str, Any] = {
         "version": VERSION,
         "model": {"name": model.name, "dtype": model.dtype, "weights": model.weights_digest},
         "trained": subject.trained,
-        "texts": {"documents": len(texts), "sha256": digest.hexdigest()},
+        "texts": {"documents": len(texts), "sha256": digest_texts(texts)},
         "settings": settings.to_dict(),
     }
-    json_values: dict[str, Any] = json.loads(json.dumps(description))
-    return json_values
+    return json.loads(json.dumps(description))
 
 
 def summarize(examination: Examination) -> dict[str, Any]:
@@ -246,43 +228,29 @@ def _start(
     description: Mapping[str, Any],
     longest: int,
     announce: Callable[[str], None],
-) -> Examination:
+) -> None:
     """Measure a pilot at two lengths, plan, and write both."""
     lengths = list_lengths(settings, measurer.subject)
-    values, seconds = dict[Key, Any](), dict[int, float]()
+    rows = dict[int, dict[str, Any]]()
 
     def measure(length: int) -> None:
         announce(f"measuring the speed at {length:,} tokens")
-        start_time = time.perf_counter()
-        key = (LOSS, 0, length, PUBLISHED)
-        values[key] = measurer.measure(key)
-        seconds[length] = time.perf_counter() - start_time
+        start_time, key = time.perf_counter(), (LOSS, 0, length, PUBLISHED)
+        rows[length] = {"key": key, "value": measurer.measure(key), "seconds": time.perf_counter() - start_time}
 
     # The first pass also allocates memory, so its time is replaced.
     measure(lengths[0])
     measure(lengths[0])
     # The time of attention grows with the square of the length, so a long pass predicts it best.
-    limit = PILOT_SHARE * 60 * settings.minutes * lengths[0] / seconds[lengths[0]]
+    limit = PILOT_SHARE * 60 * settings.minutes * lengths[0] / rows[lengths[0]]["seconds"]
     longer = min(max(length for length in lengths if length <= max(limit, lengths[1])), longest)
     measure(longer)
+    seconds = {length: row["seconds"] for length, row in rows.items()}
     speed = Speed.fit(seconds) if len(seconds) == 2 else Speed(linear=max(seconds.values()) / longer, quadratic=0.0)
     plan = make_plan(settings, measurer.subject, speed, len(measurer.blocks), longest)
     header = {**description, "plan": asdict(plan), "speed": asdict(speed)}
-    rows = [
-        {"key": key, "value": value, "seconds": seconds[key[2]]}
-        for key, value in values.items()
-        if key[2] in plan.lengths
-    ]
-    write_atomically(values_file, b"".join(json.dumps(row).encode() + b"\n" for row in [header, *rows]))
-    return Examination(
-        measurer=measurer,
-        settings=settings,
-        plan=plan,
-        speed=speed,
-        values=values,
-        seconds=sum(seconds.values()),
-        omitted=[],
-    )
+    planned_rows = [row for length, row in rows.items() if length in plan.lengths]
+    write_atomically(values_file, b"".join(json.dumps(row).encode() + b"\n" for row in [header, *planned_rows]))
 
 
 def _restore(
@@ -319,8 +287,7 @@ def _restore(
 
 def _measure(examination: Examination, values_file: Path, report: Callable[[str, int, int], None] | None) -> None:
     """Measure group by group, and skip groups that do not fit into the remaining time."""
-    skipped, limit = set[str](), 60 * examination.settings.minutes
-    values = examination.values
+    skipped, values, limit = set[str](), examination.values, 60 * examination.settings.minutes
     # The speed at the first lengths may differ from that at long lengths.
     expected_seconds = measured_seconds = 0.0
     while (group := examination.next_group(skipped)) is not None:

@@ -36,6 +36,14 @@ class Subject:
     changes: Sequence[Change]
     impossible: Sequence[str]
 
+    def changes_at(self, length: int) -> list[Change]:
+        """Return the changes that may explain a failure at this length."""
+        return [
+            change
+            for change in self.changes
+            if change.explains_length and (change.kept_first is None or length > self.trained)
+        ]
+
     @classmethod
     def of(cls, language_model: LanguageModel, settings: DoctorSettings) -> "Subject":
         """Return the subject for a model. Raises ``ModelError`` if its trained context is unknown."""

@@ -1,7 +1,6 @@
 """Needles: sentences with a password at several depths of a text, and the prediction of each password at its end."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,32 +19,22 @@ DIGITS = tuple("0123456789")
 CHANCE = 1 / len(NAMES)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Passwords:
-    """Passwords that differ in the last token only, which is in ``tokens``; ``texts`` follow "is" in a sentence."""
+def find_passwords(codec: ModelTokenizer) -> tuple[str, dict[int, str]] | None:
+    """Return a question with a place for the name, and passwords (texts after it) by their only token.
 
-    question_end: str
-    texts: tuple[str, ...]
-    tokens: tuple[int, ...]
-
-    def question(self, name: str) -> str:
-        """Return the text before the password of a name."""
-        return f"\nThe password of {name} is{self.question_end}"
-
-
-def find_passwords(codec: ModelTokenizer) -> Passwords | None:
-    """Return passwords for a tokenizer: words of one token, or digits; None if neither is possible."""
-    for question_end, candidates in (("", [f" {word}" for word in WORDS]), (" ", DIGITS)):
-        prefixes = [list(codec.encode(f"\nThe password of {name} is{question_end}")) for name in NAMES]
-        prefix = f"\nThe password of {NAMES[0]} is{question_end}"
-        texts, tokens = list[str](), list[int]()
+    Passwords are words, or digits; None if a tokenizer needs several tokens for both.
+    """
+    for question, candidates in (
+        ("\nThe password of {} is", [f" {word}" for word in WORDS]),
+        ("\nThe password of {} is ", DIGITS),
+    ):
+        prefix, passwords = question.format(NAMES[0]), dict[int, str]()
         for text in candidates:
-            encoded = list(codec.encode(prefix + text))
-            if len(encoded) == len(prefixes[0]) + 1 and encoded[:-1] == prefixes[0] and encoded[-1] not in tokens:
-                texts.append(text)
-                tokens.append(encoded[-1])
-        if len(texts) >= len(NAMES):
-            return Passwords(question_end=question_end, texts=tuple(texts), tokens=tuple(tokens))
+            *before, token = codec.encode(prefix + text)
+            if before == list(codec.encode(prefix)):
+                passwords.setdefault(token, text)
+        if len(passwords) >= len(NAMES):
+            return question, passwords
     return None
 
 
@@ -57,15 +46,15 @@ def ask_needles(
     The last tokens of ``text`` surround the needles. The model reads ``length`` tokens for the longest question.
     """
     model, codec = language_model.model, language_model.codec
-    if (passwords := find_passwords(codec)) is None:
+    if (found := find_passwords(codec)) is None:
         return None
+    question, passwords = found
     names = rng.permutation(NAMES).tolist()
-    chosen = rng.permutation(len(passwords.texts))[: len(DEPTHS)].tolist()
+    tokens = [list(passwords)[index] for index in rng.permutation(len(passwords))[: len(DEPTHS)]]
     needles = [
-        codec.encode(f"{passwords.question(name)}{passwords.texts[index]}.\n")
-        for name, index in zip(names, chosen, strict=True)
+        codec.encode(f"{question.format(name)}{passwords[token]}.\n") for name, token in zip(names, tokens, strict=True)
     ]
-    questions = [torch.tensor(list(codec.encode(passwords.question(name)))) for name in names]
+    questions = [torch.tensor(list(codec.encode(question.format(name)))) for name in names]
     num_others = len(codec.start) + sum(map(len, needles)) + max(map(len, questions))
     if length < 2 * num_others:
         return None
@@ -76,7 +65,7 @@ def ask_needles(
         context += [*filler[begin:end], *needle]
         begin = end
     context += filler[begin:]
-    return _answer(model, torch.tensor(context), questions, [passwords.tokens[index] for index in chosen])
+    return _answer(model, torch.tensor(context), questions, tokens)
 
 
 def _answer(

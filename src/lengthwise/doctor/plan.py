@@ -1,7 +1,8 @@
 """Plan of an examination: groups of measurements in the order of their importance, and the time that they need."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise, product
 
 from lengthwise.core.errors import SettingError
 from lengthwise.doctor.measurements import BAND, CACHE, LOSS, NEEDLE, PUBLISHED, Key, Subject
@@ -61,21 +62,19 @@ class Plan:
         """Return the keys of the losses at a length."""
         return [(LOSS, index, length, change) for index in range(self.documents)]
 
-    def base_groups(self) -> Iterator[Group]:
-        """Yield the losses at all lengths, short lengths first."""
-        for length in self.lengths:
-            yield Group(label=f"loss at {length:,} tokens", keys=self.losses(length))
+    def change_group(self, change: str, length: int) -> Group:
+        """Return the losses with a change at a length."""
+        return Group(label=f"{change} at {length:,} tokens", keys=self.losses(length, change))
 
-    def band_groups(self) -> Iterator[Group]:
-        """Yield the losses with replaced tokens, by distance."""
-        for near, length in zip(self.lengths, self.lengths[1:], strict=False):
+    def band_groups(self) -> list[Group]:
+        """Return the losses with replaced tokens, by distance."""
+        groups = []
+        for near, length in pairwise(self.lengths):
             if length <= self.trained:
-                keys = [
-                    (BAND, index, length, near, source)
-                    for index in range(self.documents)
-                    for source in ("other", "elsewhere")
-                ]
-                yield Group(label=f"replaced text from {near:,} to {length:,} tokens", keys=keys)
+                pairs = product(range(self.documents), ("other", "elsewhere"))
+                keys = [(BAND, index, length, near, source) for index, source in pairs]
+                groups.append(Group(label=f"replaced text from {near:,} to {length:,} tokens", keys=keys))
+        return groups
 
     def cache_group(self) -> Group:
         """Return the search of the cache, at an eighth of the trained context or the nearest longer length."""
@@ -83,11 +82,10 @@ class Plan:
         keys = [(CACHE, index, length) for index in range(self.documents)]
         return Group(label=f"cache of {length:,} tokens", keys=keys, passes=PASSES_PER_SEARCH)
 
-    def needle_groups(self) -> Iterator[Group]:
-        """Yield the needles by length."""
-        for length in self.lengths:
-            keys = [(NEEDLE, index, length) for index in range(self.documents)]
-            yield Group(label=f"needles in {length:,} tokens", keys=keys, passes=PASSES_PER_NEEDLES)
+    def needle_group(self, length: int) -> Group:
+        """Return the needles at a length."""
+        keys = [(NEEDLE, index, length) for index in range(self.documents)]
+        return Group(label=f"needles in {length:,} tokens", keys=keys, passes=PASSES_PER_NEEDLES)
 
 
 def list_lengths(settings: DoctorSettings, subject: Subject) -> tuple[int, ...]:

@@ -42,15 +42,7 @@ class TargetBlock:
         ``source`` is "other" (another document) or "elsewhere" (another part of the same document).
         """
         sampler, rng = PlaceboSampler(texts, near, length - near), random_stream(seed, source, self.text.name, length)
-        last = TargetToken(text=self.text, place=self.place - 1)
-        if source == "elsewhere":
-            far = sampler.sample_same_document(last, rng)
-        else:
-            try:
-                sampler.check_other_documents([last])
-            except SettingError:
-                return None
-            far = sampler.sample_other_document(last, rng)
+        far = sampler.sample(source, TargetToken(text=self.text, place=self.place - 1), rng)
         if far is None:
             return None
         near_tokens = self.tokens[len(self.tokens) - near - 1 :]

@@ -1,8 +1,7 @@
 """Check that the predictions of a study with caches and masks equal plain forward passes."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from lengthwise.core.randomness import random_stream
 from lengthwise.evaluation.language_model import (
+    DEFAULT_ADVICE,
     NextTokenModel,
     PredictionDeviation,
     check_deviations,
@@ -59,10 +59,15 @@ def check_study_exactness(
         pair = model.last_log_probs(whole_tokens, ids, 1)[0], model.log_probs_without_cache(whole_tokens)
         difference = max_log_prob_difference(*pair, whole.target)
         yield PredictionDeviation(description=IDS_CHANGE_PREDICTIONS, nats=difference / WHOLE_WINDOW_MARGIN)
-        yield _prefix_deviation(evaluator)
+        # Each of these masks hides one far token, so all of them share a prefix.
+        one_hidden = ~np.eye(window.num_far_tokens, dtype=bool)[-NUM_QUERIES:]
+        description = "predictions after a cached prefix differ from one pass over all tokens"
+        yield _query_deviation(evaluator, "strict", one_hidden, [0, -1], description)
+        description = "predictions after cached far tokens differ from one pass over all tokens"
         for mode in modes:
             if mode != "strict":
-                yield _masked_deviation(evaluator, mode)
+                masks, indices, advice = _visibility_masks(window), COMPARED_QUERY_INDICES, "use --mode strict"
+                yield _query_deviation(evaluator, mode, masks, indices, description, advice)
         if check_gates:
             yield _gate_deviation(evaluator, log_probs_without_cache)
         if check_attention:
@@ -83,34 +88,24 @@ def _strict_deviations(
     )
     yield PredictionDeviation(
         description="predictions differ between omitted and hidden tokens, so a layer may count tokens",
-        nats=_largest_difference(model, window, log_probs, map(partial(_strict_mask, window), visibility_masks)),
+        nats=_largest_difference(model, window, log_probs, "strict", visibility_masks),
         advice="use a smaller --near and --far, or choose another model",
     )
 
 
-def _prefix_deviation(evaluator: WindowEvaluator) -> PredictionDeviation:
-    window = evaluator.window
-    indices = np.arange(max(0, window.num_far_tokens - NUM_QUERIES), window.num_far_tokens)
-    visibility_masks = np.ones((len(indices), window.num_far_tokens), bool)
-    visibility_masks[np.arange(len(indices)), indices] = False
-    log_probs = _stack_in_order(evaluator.log_probs(visibility_masks, "strict"))[[0, -1]]
-    masks = map(partial(_strict_mask, window), visibility_masks[[0, -1]])
-    return PredictionDeviation(
-        description="predictions after a cached prefix differ from one pass over all tokens",
-        nats=_largest_difference(evaluator.model, window, log_probs, masks),
-    )
-
-
-def _masked_deviation(evaluator: WindowEvaluator, mode: str) -> PredictionDeviation:
-    window, indices, visibility_masks = evaluator.window, [*COMPARED_QUERY_INDICES], _visibility_masks(evaluator.window)
-    log_probs = _stack_in_order(evaluator.log_probs(visibility_masks, mode))[indices]
-    num_queries = len(window.near) if mode == "masked" else 1
-    masks = map(partial(_masked_mask, window, num_queries), visibility_masks[indices])
-    return PredictionDeviation(
-        description="predictions after cached far tokens differ from one pass over all tokens",
-        nats=_largest_difference(evaluator.model, window, log_probs, masks),
-        advice="use --mode strict",
-    )
+def _query_deviation(
+    evaluator: WindowEvaluator,
+    mode: str,
+    masks: Bool[np.ndarray, "queries far"],
+    compared: Sequence[int],
+    description: str,
+    advice: str = DEFAULT_ADVICE,
+) -> PredictionDeviation:
+    """Return the deviation of the ``compared`` queries of a study from plain passes."""
+    compared = list(compared)
+    log_probs = _stack_in_order(evaluator.log_probs(masks, mode))[compared]
+    nats = _largest_difference(evaluator.model, evaluator.window, log_probs, mode, masks[compared])
+    return PredictionDeviation(description=description, nats=nats, advice=advice)
 
 
 def _visibility_masks(window: TargetWindow) -> Bool[np.ndarray, "queries far"]:
@@ -156,17 +151,14 @@ def _attention_deviation(evaluator: WindowEvaluator) -> PredictionDeviation:
     )
 
 
-def _strict_mask(window: TargetWindow, visibility_mask: FarMask) -> AttentionMask:
-    """Return the attention mask (query, key) that hides far tokens from all other tokens."""
-    visible_keys = torch.from_numpy(window.expand_mask(visibility_mask))
-    return visible_keys.expand(len(visible_keys), -1).tril() | torch.eye(len(visible_keys), dtype=torch.bool)
-
-
-def _masked_mask(window: TargetWindow, num_queries: int, visibility_mask: FarMask) -> AttentionMask:
-    """Return the attention mask (query, key) that hides far tokens from the last ``num_queries`` tokens only."""
-    mask = torch.ones(len(window.tokens), len(window.tokens), dtype=torch.bool).tril()
-    mask[-num_queries:] &= torch.from_numpy(window.expand_mask(visibility_mask))
-    return mask
+def _attention_mask(window: TargetWindow, mode: str, visibility_mask: FarMask) -> AttentionMask:
+    """Return the attention mask (query, key) that hides far tokens from the tokens that do not read them in a mode."""
+    seq, visible_keys = len(window.tokens), torch.from_numpy(window.expand_mask(visibility_mask))
+    num_queries = {"strict": seq, "masked": len(window.near), "decode": 1}[mode]
+    mask = torch.ones(seq, seq, dtype=torch.bool).tril()
+    mask[-num_queries:] &= visible_keys
+    # Every token reads itself.
+    return mask | torch.eye(seq, dtype=torch.bool)
 
 
 def _stack_in_order(predictions: Iterator[Predictions]) -> Float[Tensor, "queries vocab"]:
@@ -178,9 +170,11 @@ def _largest_difference(
     model: NextTokenModel,
     window: TargetWindow,
     log_probs: Float[Tensor, "queries vocab"],
-    masks: Iterable[AttentionMask],
+    mode: str,
+    visibility_masks: Bool[np.ndarray, "queries far"],
 ) -> float:
     tokens, target = torch.from_numpy(window.tokens), window.target
+    masks = (_attention_mask(window, mode, each) for each in visibility_masks)
     pairs = zip(log_probs, (model.log_probs_without_cache(tokens, mask) for mask in masks), strict=True)
     # NumPy's maximum, unlike Python's, returns NaN if any value is NaN.
     return float(np.max([max_log_prob_difference(row, expected, target) for row, expected in pairs]))

@@ -52,10 +52,6 @@ class TargetWindow:
         """Return a copy with only the last ``far`` far tokens and the last ``near`` near tokens, or fewer."""
         return replace(self, far=self.far[-far:], near=self.near[-near:])
 
-    def with_far_tokens(self, far: Int[np.ndarray, " far"]) -> "TargetWindow":
-        """Return a copy with other far tokens."""
-        return replace(self, far=far)
-
 
 # strict: the model reads only visible tokens. masked: it reads all tokens, but near tokens attend only to visible ones.
 # decode: it reads all tokens, and only the last token attends to visible tokens alone, as after evictions from a cache.
@@ -102,23 +98,19 @@ class WindowEvaluator:
         """Yield the predictions for each visibility mask, in one of ``MODES``."""
         if mode == "strict":
             return self._strict_predictions(visibility_masks)
-        return self._masked_predictions(visibility_masks, len(self.near) if mode == "masked" else 1)
-
-    @property
-    def states_before_last_token(self) -> Any:
-        """States of all tokens but the last near token, from one pass that hides no tokens."""
-        return self.prefill(f"all but the last of {len(self.tokens)} tokens", len(self.tokens) - 1)
-
-    def _masked_predictions(
-        self, visibility_masks: Bool[np.ndarray, "queries far"], num_queries: int
-    ) -> Iterator[Predictions]:
-        """Yield the predictions if the last ``num_queries`` tokens do not attend to hidden tokens, but others do."""
+        # The last tokens do not attend to hidden tokens, but other tokens do.
+        num_queries = len(self.near) if mode == "masked" else 1
         states = self.states if num_queries == len(self.near) else self.states_before_last_token
         near, near_ids = self.near[-num_queries:], self.near_ids[..., -num_queries:]
         predict = partial(self.model.log_probs_with_mask, states, near, near_ids)
         expanded = np.stack([self.window.expand_mask(mask) for mask in visibility_masks])
         masks = torch.from_numpy(expanded[:, : expanded.shape[1] - num_queries])
-        yield from predict_in_batches(self.model, predict, masks, num_queries)
+        return predict_in_batches(self.model, predict, masks, num_queries)
+
+    @property
+    def states_before_last_token(self) -> Any:
+        """States of all tokens but the last near token, from one pass that hides no tokens."""
+        return self.prefill(f"all but the last of {len(self.tokens)} tokens", len(self.tokens) - 1)
 
     def _strict_predictions(self, visibility_masks: Bool[np.ndarray, "queries far"]) -> Iterator[Predictions]:
         """Yield the predictions of ``strict_log_probs``, up to twice as fast: queries share unhidden prefixes."""

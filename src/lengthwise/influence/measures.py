@@ -78,6 +78,10 @@ class SubsetScorer:
         """Return a copy with other candidates."""
         return replace(self, candidates=np.sort(candidates))
 
+    def scores_of_sets(self, sets: Sequence[Sequence[int]]) -> Float[np.ndarray, " queries"]:
+        """Return the exact value of the objective for each set of visible units; the other units are hidden."""
+        return self.scores(np.stack(list(map(self.visibility_mask, sets)))) if sets else np.zeros(0)
+
     def scores(self, visibility_masks: Bool[np.ndarray, "queries far"]) -> Float[np.ndarray, " queries"]:
         """Return the exact value of the objective for each visibility mask; lower values are better."""
         return self._collect(self.evaluator.log_probs(visibility_masks, self.mode), len(visibility_masks))
@@ -89,7 +93,7 @@ class SubsetScorer:
         The other near tokens read the selected units only. In strict mode, each unit is read without the other units.
         """
         if self.mode == "decode":
-            return self.scores(np.stack([self.visibility_mask([*selected, unit]) for unit in range(len(self.units))]))
+            return self.scores_of_sets([[*selected, unit] for unit in range(len(self.units))])
         evaluator, model, start = self.evaluator, self.evaluator.model, len(self.evaluator.window.start)
         states = self._unit_states if self.mode == "strict" else evaluator.states
         is_visible = evaluator.window.expand_mask(self.visibility_mask(selected))
@@ -241,7 +245,7 @@ class AddOneIn(InfluenceMeasure):
     def select_tokens(self, scorer: SubsetScorer, k: int, rng: np.random.Generator) -> UnitRanking:
         """Score the near tokens without and with each candidate."""
         subsets = [[], *([index] for index in scorer.candidates.tolist())]
-        scores = scorer.scores(np.stack([scorer.visibility_mask(indices) for indices in subsets]))
+        scores = scorer.scores_of_sets(subsets)
         return top_k_candidates(scorer, scores[0] - scores[1:], k)
 
 
@@ -278,9 +282,9 @@ class GreedySelection(InfluenceMeasure):
     def select_tokens(self, scorer: SubsetScorer, k: int, rng: np.random.Generator) -> UnitRanking:
         """Score every remaining candidate in each of k steps."""
         indices, gains, remaining = list[int](), list[float](), scorer.candidates.tolist()
-        current_score = float(scorer.scores(scorer.visibility_mask([])[None])[0])
+        current_score = float(scorer.scores_of_sets([[]])[0])
         for _ in range(min(k, len(remaining))):
-            scores = scorer.scores(np.stack([scorer.visibility_mask([*indices, index]) for index in remaining]))
+            scores = scorer.scores_of_sets([[*indices, index] for index in remaining])
             best_index = int(scores.argmin())
             indices.append(remaining.pop(best_index))
             gains.append(current_score - float(scores[best_index]))
@@ -316,7 +320,7 @@ class ProposedGreedy(InfluenceMeasure):
     def select_tokens(self, scorer: SubsetScorer, k: int, rng: np.random.Generator) -> UnitRanking:
         """Add up to twice as many units as the last step added: 1, 2, 4 ... of the best proposals."""
         indices, gains, num_added = list[int](), list[float](), 1
-        score = float(scorer.scores(scorer.visibility_mask([])[None])[0])
+        score = float(scorer.scores_of_sets([[]])[0])
         tolerance, expected = self.tolerance * abs(score), scorer.expected_tokens()
         while len(indices) < k and len(indices) < len(scorer.candidates):
             remaining = np.setdiff1d(scorer.candidates, indices)
@@ -326,10 +330,10 @@ class ProposedGreedy(InfluenceMeasure):
                 break
             most = min(num_added, k - len(indices), len(remaining))
             proposals = proposals[: most + self.extra]
-            scores = self._score(scorer, [[*indices, index] for index in proposals.tolist()])
+            scores = scorer.scores_of_sets([[*indices, index] for index in proposals.tolist()])
             order = np.argsort(scores, kind="stable")
             sizes = [*(2**power for power in range(1, (most - 1).bit_length())), most] if most > 1 else []
-            together = self._score(scorer, [[*indices, *proposals[order[:size]].tolist()] for size in sizes])
+            together = scorer.scores_of_sets([[*indices, *proposals[order[:size]].tolist()] for size in sizes])
             scores_by_size = {1: float(scores[order[0]]), **dict(zip(sizes, together.tolist(), strict=True))}
             acceptable = min(scores_by_size.values()) + tolerance
             num_added = max(size for size, each in scores_by_size.items() if each <= acceptable)
@@ -338,11 +342,6 @@ class ProposedGreedy(InfluenceMeasure):
             gains += (score - scores[added]).tolist()
             score, num_added = scores_by_size[num_added], 2 * num_added
         return UnitRanking(indices=tuple(indices), gains=(*gains, *[0.0] * (len(indices) - len(gains))))
-
-    @staticmethod
-    def _score(scorer: SubsetScorer, subsets: Sequence[Sequence[int]]) -> Float[np.ndarray, " subsets"]:
-        masks = [scorer.visibility_mask(subset) for subset in subsets]
-        return scorer.scores(np.stack(masks)) if masks else np.zeros(0)
 
     def _propose(
         self,

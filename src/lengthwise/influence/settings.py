@@ -5,7 +5,7 @@ from typing import Any
 
 from lengthwise.core.defaults import FAR_TOKENS
 from lengthwise.core.errors import SettingError, unknown_name_error
-from lengthwise.core.type_checks import check_types
+from lengthwise.core.type_checks import check_at_least, check_types
 from lengthwise.influence.hidden_context import MODES
 from lengthwise.influence.measures import OBJECTIVES, InfluenceMeasure, ProposedGreedy
 from lengthwise.influence.targets import ELSEWHERE_SOURCE, OTHER_SOURCE, ClearGainSelection
@@ -54,20 +54,25 @@ class InfluenceSettings:
 
     def __post_init__(self) -> None:
         check_types(self)
-        for setting in ("near", "far", "random_draws", "block", "num_targets", "searched", "max_document_tokens"):
-            value = getattr(self, setting)
-            if value is not None and value < 1:
-                raise SettingError(f"invalid {setting} {value}; use at least 1")
-        if self.sink is not None and self.sink < 0:
-            raise SettingError(f"invalid sink {self.sink}; use 0 or more tokens")
+        check_at_least(
+            self, 1, "near", "far", "random_draws", "block", "num_targets", "searched", "max_document_tokens"
+        )
+        check_at_least(self, 0, "sink")
         if not self.ks or min(self.ks) < 1 or list(self.ks) != sorted(set(self.ks)):
             ks = ",".join(map(str, self.ks))
             raise SettingError(f"invalid k {ks}; use increasing numbers of far tokens, such as 1,2,4,8")
         check_unit(self.unit, self.far, self.ks[-1])
-        self._check_names("mode", self.modes, MODES)
-        self._check_names("objective", self.objectives, OBJECTIVES)
-        if self.controls:
-            self._check_names("control", self.controls, CONTROL_SELECTIONS)
+        tables = {
+            "mode": (self.modes, MODES),
+            "objective": (self.objectives, OBJECTIVES),
+            "control": (self.controls, CONTROL_SELECTIONS),
+        }
+        for setting, (names, options) in tables.items():
+            if not names and setting != "control":
+                raise SettingError(f"missing {setting}; use one or more of {', '.join(options)}")
+            for name in names:
+                if name not in options:
+                    raise unknown_name_error(setting, name, options)
 
     @property
     def context(self) -> int:
@@ -79,13 +84,6 @@ class InfluenceSettings:
         """Number of sink tokens, which depends on the modes by default."""
         default = NUM_SINK_TOKENS if set(self.modes) - {"strict"} else 0
         return default if self.sink is None else self.sink
-
-    def _check_names(self, setting_name: str, names: tuple[str, ...], options: tuple[str, ...]) -> None:
-        if not names:
-            raise SettingError(f"missing {setting_name}; use one or more of {', '.join(options)}")
-        for name in names:
-            if name not in options:
-                raise unknown_name_error(setting_name, name, options)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings as JSON values. The measure is a dictionary with its name and settings."""

@@ -106,12 +106,15 @@ class InfluenceStudy:
                 "dtype": self.model.dtype,
                 "weights": self.model.weights_digest,
             },
-            "texts": _digest_texts(self.texts),
+            "texts": {
+                "documents": len(self.texts),
+                "tokens": sum(len(text.tokens) for text in self.texts),
+                "sha256": digest_texts(self.texts),
+            },
             "settings": self.settings.to_dict(),
             **({} if self.part == (1, 1) else {"part": self.part}),
         }
-        json_values: dict[str, Any] = json.loads(json.dumps(description))
-        return json_values
+        return json.loads(json.dumps(description))
 
     def document_pieces(self) -> Sequence[TokenizedDocument]:
         """Return the texts, split if ``max_document_tokens`` is set."""
@@ -320,11 +323,12 @@ def _resolve_model_path(study: dict[str, Any]) -> dict[str, Any]:
     return {**study, "model": {**model, "name": os.path.realpath(model["name"])}}
 
 
-def _digest_texts(texts: Sequence[TokenizedDocument]) -> dict[str, Any]:
+def digest_texts(texts: Sequence[TokenizedDocument]) -> str:
+    """Return a digest that identifies the names and tokens of texts."""
     digest = hashlib.sha256()
     for text in texts:
         digest.update(text.name.encode() + b"\0" + text.tokens.astype("<i8").tobytes())
-    return {"documents": len(texts), "tokens": sum(len(text.tokens) for text in texts), "sha256": digest.hexdigest()}
+    return digest.hexdigest()
 
 
 def parse_study_part(text: str) -> tuple[int, int]:
@@ -399,8 +403,9 @@ def read_complete_blocks(folder: Path, size: int, num_rows: int) -> list[bytes]:
     digests.
     """
     blocks: list[bytes] = []
-    digests = _read_bytes(folder / DIGESTS_FILE).splitlines(keepends=True)
-    remaining_rows = iter(_read_bytes(folder / ROWS_FILE).splitlines(keepends=True))
+    paths = folder / DIGESTS_FILE, folder / ROWS_FILE
+    digests, rows = (read_file(path).splitlines(keepends=True) if path.exists() else [] for path in paths)
+    remaining_rows = iter(rows)
     for digest in digests if digests and digests[-1].endswith(b"\n") else digests[:-1]:
         block = list(islice(remaining_rows, size))
         blocks.append(b"".join(block))
@@ -419,10 +424,6 @@ def format_block_digests(blocks: Sequence[bytes]) -> bytes:
 
 def _digest_line(content: bytes) -> bytes:
     return hashlib.sha256(content).hexdigest().encode() + b"\n"
-
-
-def _read_bytes(path: Path) -> bytes:
-    return read_file(path) if path.exists() else b""
 
 
 def _mismatch_error(folder: Path, block_number: int) -> RunFolderError:

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import chain, islice
 from typing import Any, TypeVar
@@ -63,21 +63,14 @@ class StopRequestedError(Exception):
 def stop_before_forward_passes(model: NextTokenModel, stop: Callable[[], bool]) -> NextTokenModel:
     """Return a copy of the model that raises ``StopRequestedError`` before a forward pass if ``stop()`` is True."""
 
-    def add_stop_check(method: Callable[..., Any]) -> Callable[..., Any]:
-        def run_unless_stopped(*inputs: Any, **more_inputs: Any) -> Any:
-            if stop():
-                raise StopRequestedError
-            return method(*inputs, **more_inputs)
+    def run_unless_stopped(method: Callable[..., T], *inputs: Any, **more_inputs: Any) -> T:
+        if stop():
+            raise StopRequestedError
+        return method(*inputs, **more_inputs)
 
-        return run_unless_stopped
-
-    return _replace_methods(model, {name: add_stop_check(getattr(model, name)) for name in FORWARD_METHODS})
-
-
-def _replace_methods(model: NextTokenModel, methods: Mapping[str, Callable[..., Any]]) -> NextTokenModel:
     new_model = copy(model)
-    for name, method in methods.items():
-        setattr(new_model, name, method)
+    for name in FORWARD_METHODS:
+        setattr(new_model, name, partial(run_unless_stopped, getattr(model, name)))
     return new_model
 
 
@@ -111,16 +104,6 @@ class UnitSelection:
     measure: str
     # Random selections have several rankings, and their scores are averaged.
     rankings: tuple[UnitRanking, ...]
-
-    @property
-    def evaluator(self) -> WindowEvaluator:
-        """Evaluator of the window."""
-        return self.scorer.evaluator
-
-    @property
-    def mode(self) -> str:
-        """One of ``MODES``."""
-        return self.scorer.mode
 
     def visibility_masks(self, ks: Sequence[int]) -> list[VisibilityMask]:
         """Return one mask per ranking and k, in which only the first k units of the ranking are visible."""
@@ -233,7 +216,7 @@ class TargetEvaluator:
             ]
             far_tokens = self._far_tokens_by_source(block, index, sources)
             windows = [
-                {source: window if far is None else window.with_far_tokens(far) for source, far in far_tokens.items()}
+                {source: window if far is None else replace(window, far=far) for source, far in far_tokens.items()}
                 for window in near
             ]
             predictions = {source: self._predict_block([each[source] for each in windows]) for source in far_tokens}
@@ -284,11 +267,11 @@ class TargetEvaluator:
         """Return the far tokens of a block by source: None for its own tokens; sources without tokens are missing."""
         sampler, seed = self.placebo_sampler, self.settings.seed
         found: dict[str, Int[np.ndarray, " far"] | None] = {"own": None}
-        if OTHER_SOURCE in sources:
-            found[OTHER_SOURCE] = sampler.sample_other_document(block[-1], random_stream(seed, "other text", index))
-        if ELSEWHERE_SOURCE in sources:
-            far = sampler.sample_same_document(block[-1], random_stream(seed, "elsewhere", index))
-            found |= {} if far is None else {ELSEWHERE_SOURCE: far}
+        for source in sources:
+            purpose = "other text" if source == OTHER_SOURCE else source
+            far = sampler.sample(source, block[-1], random_stream(seed, purpose, index))
+            if far is not None:
+                found[source] = far
         return found
 
     def _predictions(self, queries: Sequence[tuple[TargetWindow, VisibilityMask]]) -> Iterator[tuple[int, LogProbs]]:
@@ -321,9 +304,7 @@ class TargetEvaluator:
                 if source in losses
             },
             "near": len(window.near),
-            "weight": self._weight(
-                contexts.target_index, 1.0 if probability is None else probability(_round(divergence))
-            ),
+            "weight": self._weight(contexts.target_index, probability(_round(divergence)) if probability else 1.0),
         }
 
     def _weight(self, target_index: int, probability: float) -> float:
@@ -336,18 +317,12 @@ class TargetEvaluator:
     ) -> list[Callable[[], UnitSelection]]:
         """Return one function per selection of a target. Targets of a block share the states of their far tokens."""
         settings, seed, max_k = self.settings, self.settings.seed, self.settings.ks[-1]
-        sources = ["own", *(control for control in settings.controls if control in contexts.windows)]
-        windows = {source: contexts.windows[source] for source in sources}
-        share = self._has_stable_ids
-        evaluators = {
-            source: WindowEvaluator(
-                self.model, window, shared_states[np.r_[window.start, window.far].tobytes()] if share else None
-            )
-            for source, window in windows.items()
-        }
-        units = {
-            source: split_into_units(settings.unit, window.far, self.token_text) for source, window in windows.items()
-        }
+        evaluators, units = dict[str, WindowEvaluator](), dict[str, list[Int[np.ndarray, " _"]]]()
+        for source in ("own", *(control for control in settings.controls if control in contexts.windows)):
+            window = contexts.windows[source]
+            shared = shared_states[np.r_[window.start, window.far].tobytes()] if self._has_stable_ids else None
+            evaluators[source] = WindowEvaluator(self.model, window, shared)
+            units[source] = split_into_units(settings.unit, window.far, self.token_text)
         objectives: dict[str, Objective] = {
             "target": TargetLoss(contexts.windows["own"].target),
             "prediction": KLDivergence(contexts.log_probs_long),
@@ -379,44 +354,38 @@ class TargetEvaluator:
             for source in evaluators
             for objective in settings.objectives
         ]
-        if "random" in settings.controls:
-            draws = settings.random_draws
-            selections += [
-                partial(run_measure, mode, "nothing", "own", RandomSelection(), draws) for mode in settings.modes
-            ]
-        if "nearest" in settings.controls:
-            selections += [partial(run_measure, mode, "nothing", "own", NearestSelection()) for mode in settings.modes]
+        for control, draws in ((RandomSelection(), settings.random_draws), (NearestSelection(), 1)):
+            if control.name in settings.controls:
+                selections += [partial(run_measure, mode, "nothing", "own", control, draws) for mode in settings.modes]
         return selections
 
     def _score_selections(self, selections: Sequence[UnitSelection]) -> Iterator[Float[np.ndarray, "2 k"]]:
         """Yield the loss and divergence at each k for every selection. All strict selections share forward passes."""
         ks = self.settings.ks
-        strict = [selection for selection in selections if selection.mode == "strict"]
+        strict = [selection for selection in selections if selection.scorer.mode == "strict"]
         strict_queries = [(selection, mask) for selection in strict for mask in selection.visibility_masks(ks)]
         scores_by_query = [(0.0, 0.0)] * len(strict_queries)
-        queries = [(selection.evaluator.window, mask) for selection, mask in strict_queries]
+        queries = [(selection.scorer.evaluator.window, mask) for selection, mask in strict_queries]
         for query_index, log_probs in self._predictions(queries):
             scores_by_query[query_index] = strict_queries[query_index][0].contexts.loss_and_divergence(log_probs)
-        others = [selection for selection in selections if selection.mode != "strict"]
-        strict_scores, other_scores = (
-            iter(scores_by_query),
-            iter(self._run([partial(_score_selection, each, ks) for each in others])),
-        )
+        others = [selection for selection in selections if selection.scorer.mode != "strict"]
+        strict_scores = iter(scores_by_query)
+        other_scores = iter(self._run([partial(_score_selection, each, ks) for each in others]))
         for selection in selections:
-            if selection.mode == "strict":
+            if selection.scorer.mode == "strict":
                 scores = list(islice(strict_scores, len(selection.visibility_masks(ks))))
             else:
                 scores = next(other_scores)
             yield np.reshape(scores, (-1, len(ks), 2)).mean(axis=0).T
 
     def _selection_entry(self, selection: UnitSelection, scores: Float[np.ndarray, "2 k"]) -> dict[str, Any]:
-        window, ranking, units = selection.evaluator.window, selection.rankings[0], selection.scorer.units
+        window, ranking, units = selection.scorer.evaluator.window, selection.rankings[0], selection.scorer.units
         # Several random rankings have no common list of units.
         selected_units = zip(ranking.indices, ranking.gains, strict=True) if len(selection.rankings) == 1 else ()
         seq, (losses, divergences) = window.num_far_tokens + len(window.near), scores.tolist()
         num_tokens = [int(mask.sum()) for mask in selection.visibility_masks(self.settings.ks)]
         return {
-            "mode": selection.mode,
+            "mode": selection.scorer.mode,
             "knows": selection.objective,
             "from": selection.source,
             "measure": selection.measure,
@@ -448,7 +417,8 @@ def _score_selection(selection: UnitSelection, ks: Sequence[int]) -> list[tuple[
     """Return the loss and divergence of each visibility mask of a selection."""
     masks = selection.visibility_masks(ks)
     scores = [(0.0, 0.0)] * len(masks)
-    for mask_indices, mask_log_probs in selection.evaluator.log_probs(np.stack(masks), selection.mode):
+    scorer = selection.scorer
+    for mask_indices, mask_log_probs in scorer.evaluator.log_probs(np.stack(masks), scorer.mode):
         for query_index, log_probs in zip(mask_indices, mask_log_probs, strict=True):
             scores[query_index] = selection.contexts.loss_and_divergence(log_probs)
     return scores

@@ -116,43 +116,37 @@ class PlaceboSampler:
     def check_other_documents(self, targets: Sequence[TargetToken]) -> None:
         """Raise ``SettingError`` if a target has no other document with at least ``far`` tokens."""
         for name in {target.text.name for target in targets}:
-            if not self._num_other_starts(name):
+            first_text, end_text = self.piece_ranges[name]
+            if self.start_offsets[-1] == self.start_offsets[end_text] - self.start_offsets[first_text]:
                 raise SettingError(
                     f"no text except {name} has at least {self.far} tokens, but a study needs far tokens of another "
                     "text; add texts (five or more for intervals), or use a smaller --far"
                 )
 
-    def sample_other_document(self, target: TargetToken, rng: np.random.Generator) -> FarTokens:
-        """Sample far tokens from another document."""
-        document_start, document_end = (int(self.start_offsets[index]) for index in self.piece_ranges[target.text.name])
-        far_start = int(rng.integers(self._num_other_starts(target.text.name)))
-        # Skip the start indexes in the document of the target.
-        return self._far_tokens(far_start if far_start < document_start else far_start + document_end - document_start)
+    def sample(self, source: str, target: TargetToken, rng: np.random.Generator) -> FarTokens | None:
+        """Sample far tokens from another document, or from elsewhere in the same document.
 
-    def sample_same_document(self, target: TargetToken, rng: np.random.Generator) -> FarTokens | None:
-        """Sample far tokens from the same document, outside the context of the last target of a block.
-
-        Returns None if the document is too short.
+        Tokens from elsewhere are outside the context of the last target of a block. Returns None if there are none.
         """
-        pieces = self.piece_ranges[target.text.name]
-        document_start, document_end = (int(self.start_offsets[index]) for index in pieces)
-        text_index = next(index for index in range(*pieces) if self.texts[index] is target.text)
-        text_start, text_end = int(self.start_offsets[text_index]), int(self.start_offsets[text_index + 1])
-        # Exclude start indexes from which far tokens would overlap the context or contain the target.
-        context_start = target.place - target.index_in_block - self.near - self.far
-        excluded_start = max(text_start, min(text_end, text_start + context_start - self.far + 1))
-        excluded_end = min(text_end, text_start + target.place + 1)
-        num_starts = (excluded_start - document_start) + (document_end - excluded_end)
+        first_text, end_text = self.piece_ranges[target.text.name]
+        document_start, document_end = int(self.start_offsets[first_text]), int(self.start_offsets[end_text])
+        if source == OTHER_SOURCE:
+            start, end = 0, int(self.start_offsets[-1])
+            excluded_start, excluded_end = document_start, document_end
+        else:
+            start, end = document_start, document_end
+            text_index = next(index for index in range(first_text, end_text) if self.texts[index] is target.text)
+            text_start, text_end = int(self.start_offsets[text_index]), int(self.start_offsets[text_index + 1])
+            # Exclude start indexes from which far tokens would overlap the context or contain the target.
+            context_start = target.place - target.index_in_block - self.near - self.far
+            excluded_start = max(text_start, min(text_end, text_start + context_start - self.far + 1))
+            excluded_end = min(text_end, text_start + target.place + 1)
+        num_starts = (excluded_start - start) + (end - excluded_end)
         if num_starts == 0:
             return None
-        far_start = document_start + int(rng.integers(num_starts))
-        return self._far_tokens(far_start if far_start < excluded_start else far_start + excluded_end - excluded_start)
-
-    def _num_other_starts(self, name: str) -> int:
-        first_index, end_index = self.piece_ranges[name]
-        return int(self.start_offsets[-1] - self.start_offsets[end_index] + self.start_offsets[first_index])
-
-    def _far_tokens(self, far_start: int) -> FarTokens:
+        far_start = start + int(rng.integers(num_starts))
+        if far_start >= excluded_start:
+            far_start += excluded_end - excluded_start
         text_index = int(np.searchsorted(self.start_offsets, far_start, side="right")) - 1
         far_offset = far_start - int(self.start_offsets[text_index])
         return self.texts[text_index].tokens[far_offset : far_offset + self.far].astype(np.int64)

@@ -65,9 +65,16 @@ class DocumentBootstrap:
         estimates = [estimate(column, num_documents, nan_reason) for column in values.T]
         if limits is None or not MIN_DOCUMENTS <= num_documents <= MAX_JACKKNIFE_DOCUMENTS:
             return estimates
+        # Standard error of each value from the values without one document (Tukey 1958).
         values_without_one = statistic(1 - np.eye(num_documents, dtype=np.int64))
-        margins = t_critical_value(num_documents - 1) * _jackknife_error(values_without_one)
-        return [_widen(*pair, limits) for pair in zip(estimates, margins.tolist(), strict=True)]
+        deviations = values_without_one - values_without_one.mean(axis=0)
+        errors = np.sqrt((num_documents - 1) * (deviations**2).mean(axis=0))
+        margins = t_critical_value(num_documents - 1) * errors
+        for each, margin in zip(estimates, margins.tolist(), strict=True):
+            if each["low"] is not None and not math.isnan(margin):
+                each["low"] = min(each["low"], max(limits[0], each["value"] - margin))
+                each["high"] = max(each["high"], min(limits[1], each["value"] + margin))
+        return estimates
 
     def counts(self, num_documents: int, num_values: int) -> Iterator[Counts]:
         """Yield the number of copies of each document: first 1 for the original sample, then blocks of resamples."""
@@ -98,20 +105,6 @@ def estimate(values: Float[np.ndarray, " resamples"], num_documents: int, nan_re
     low = np.quantile(resamples, tail_probability, method="lower")
     high = np.quantile(resamples, 1 - tail_probability, method="higher")
     return result | {"low": float(low), "high": float(high)}
-
-
-def _jackknife_error(values_without_one: Values) -> Float[np.ndarray, " values"]:
-    """Return the standard error of each value from the values without one document (Tukey 1958)."""
-    deviations = values_without_one - values_without_one.mean(axis=0)
-    error: Float[np.ndarray, " values"] = np.sqrt((len(deviations) - 1) * (deviations**2).mean(axis=0))
-    return error
-
-
-def _widen(estimate: JSONObject, margin: float, limits: Limits) -> JSONObject:
-    if estimate["low"] is None or math.isnan(margin):
-        return estimate
-    low, high = max(limits[0], estimate["value"] - margin), min(limits[1], estimate["value"] + margin)
-    return estimate | {"low": min(low, estimate["low"]), "high": max(high, estimate["high"])}
 
 
 def undefined_estimates(number: int, reason: str) -> list[JSONObject]:
@@ -245,11 +238,21 @@ class TargetPopulation:
             lambda document_counts: _regression_ratio(document_counts @ sums), len(sums), nan_reason, limits=NO_LIMITS
         )
 
-    def divergences(self, samples: Sequence[SelectionColumns]) -> "SummedDivergences | str":
-        """Return the divergences at each k for samples of the same targets, or the reason why they are undefined."""
-        for sample in samples:
-            if reason := self._missing_sample(sample):
-                return reason
+    def estimate_shares(
+        self, samples: Sequence[SelectionColumns], ks: Sequence[int], levels: Sequence[float]
+    ) -> JSONObject:
+        """Estimate the share of the divergence that k units remove, and the smallest k that reaches each level.
+
+        Divergences are those from the prediction with the whole context, summed over all targets. With one sample, the
+        share is ``1 - KL(k) / KL(short)``. With two samples of the same targets, it is
+        ``1 - KL(k) / KL(k of the control)``, and the second sample is the control. The study measures a sample of the
+        background targets. The sum over this sample is multiplied by a ratio: the divergence with near tokens only of
+        all background targets, divided by that of the sample. Shares are therefore at most 1.
+        """
+        if reason := next(filter(None, map(self._missing_sample, samples)), None):
+            unknown = {"beyond": False, "reason": reason, "k": None, "low": None, "high": None}
+            undefined_ks = [{"share": level, **unknown} for level in levels]
+            return {"shares": undefined_estimates(len(ks), reason), "smallest_k": undefined_ks}
         expanded = [self._expand_sample(sample, sample.divergences) for sample in samples]
         _, background, weight = expanded[0]
         values_by_target = np.concatenate([values for values, _, _ in expanded], axis=1)
@@ -257,7 +260,14 @@ class TargetPopulation:
         scalars = np.concatenate([factors * self.columns.divergence_short[:, None], factors[:, :1]], axis=1)
         columns = [~background[:, None] * values_by_target, weight[:, None] * values_by_target, scalars]
         sums = self._sums_by_document(np.concatenate(columns, axis=1))
-        return SummedDivergences(sums=sums, num_ks=self.columns.num_ks, bootstrap=self.bootstrap)
+
+        def statistic(document_counts: Counts) -> Float[np.ndarray, "resamples k"]:
+            return _recovered_shares(document_counts @ sums, len(samples))
+
+        return {
+            "shares": self.bootstrap(statistic, len(sums), NO_EFFECT, limits=(-math.inf, 1.0)),
+            "smallest_k": smallest_k(statistic, ks, levels, len(sums), NO_EFFECT, self.bootstrap),
+        }
 
     def _expand_sample(
         self, sample: SelectionColumns, measured_values: ValuesByK
@@ -281,57 +291,13 @@ class TargetPopulation:
         return sums_by_document(self.columns.target_documents[self.mask], target_values[self.mask])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SummedDivergences:
-    """Divergences from the prediction with the whole context, summed over all targets.
-
-    The study measures a sample of the background targets. The sum over this sample is multiplied by a ratio: the
-    divergence with near tokens only of all background targets, divided by that of the sample. Shares are therefore at
-    most 1.
-    """
-
-    sums: Sums
-    num_ks: int
-    bootstrap: DocumentBootstrap
-
-    def recovered_shares(self, ks: Sequence[int], levels: Sequence[float]) -> JSONObject:
-        """Estimate ``1 - KL(k) / KL(short)`` at each k, and the smallest k that reaches each level."""
-
-        def compute_shares(column_totals: Totals) -> Float[np.ndarray, "resamples k"]:
-            divergence_short, _, _, targets = column_totals[:, -4:].T[:, :, None]
-            shares = 1 - divide_or_nan(self._divergences_by_k(column_totals)[:, : self.num_ks], divergence_short)
-            return np.where(divergence_short > MAX_ROUNDING_ERROR * targets, shares, np.nan)
-
-        return self._estimates(lambda document_counts: compute_shares(document_counts @ self.sums), ks, levels)
-
-    def shares_beyond_control(self, ks: Sequence[int], levels: Sequence[float]) -> JSONObject:
-        """Estimate ``1 - KL(k) / KL(k of the control)`` at each k; the second sample is the control."""
-
-        def compute_shares(column_totals: Totals) -> Float[np.ndarray, "resamples k"]:
-            own_sums, control_sums = np.split(self._divergences_by_k(column_totals), 2, axis=1)
-            shares = 1 - divide_or_nan(own_sums, control_sums)
-            return np.where(control_sums > MAX_ROUNDING_ERROR * column_totals[:, -1:], shares, np.nan)
-
-        return self._estimates(lambda document_counts: compute_shares(document_counts @ self.sums), ks, levels)
-
-    def _divergences_by_k(self, column_totals: Totals) -> Float[np.ndarray, "resamples k"]:
-        exact_sum, weighted_sum = np.split(column_totals[:, :-4], 2, axis=1)
-        _, background, sample, _ = column_totals[:, -4:].T[:, :, None]
-        return exact_sum + np.where(background > 0, background * divide_or_nan(weighted_sum, sample), 0.0)
-
-    def _estimates(self, share_statistic: Statistic, ks: Sequence[int], levels: Sequence[float]) -> JSONObject:
-        num_documents = len(self.sums)
-        return {
-            "shares": self.bootstrap(share_statistic, num_documents, NO_EFFECT, limits=(-math.inf, 1.0)),
-            "smallest_k": smallest_k(share_statistic, ks, levels, num_documents, NO_EFFECT, self.bootstrap),
-        }
-
-
-def undefined_shares(reason: str, ks: Sequence[int], levels: Sequence[float]) -> JSONObject:
-    """Return shares without a value, for the same reason, in the format of the methods of ``SummedDivergences``."""
-    unknown = {"beyond": False, "reason": reason, "k": None, "low": None, "high": None}
-    smallest_k = [{"share": level, **unknown} for level in levels]
-    return {"shares": undefined_estimates(len(ks), reason), "smallest_k": smallest_k}
+def _recovered_shares(sums: Totals, num_samples: int) -> Float[np.ndarray, "resamples k"]:
+    exact_sum, weighted_sum = np.split(sums[:, :-4], 2, axis=1)
+    divergence_short, background, sample, targets = sums[:, -4:].T[:, :, None]
+    divergences = exact_sum + np.where(background > 0, background * divide_or_nan(weighted_sum, sample), 0.0)
+    own, *controls = np.split(divergences, num_samples, axis=1)
+    whole = controls[0] if controls else divergence_short
+    return np.where(whole > MAX_ROUNDING_ERROR * targets, 1 - divide_or_nan(own, whole), np.nan)
 
 
 def _regression_ratio(sums: Totals) -> Float[np.ndarray, "resamples k"]:

@@ -2,10 +2,11 @@
 
 import math
 from array import array
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -24,8 +25,7 @@ TargetValues = Float[np.ndarray, " targets"]
 ValuesByK = Float[np.ndarray, "measured k"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SelectionColumns:
+class SelectionColumns(NamedTuple):
     """Columns of the targets with a selection of one group: row index, and values at each k.
 
     The values are losses and divergences in nats, and the number of visible far tokens.
@@ -39,12 +39,7 @@ class SelectionColumns:
     def select_targets(self, mask: TargetMask) -> "SelectionColumns":
         """Return the columns of the targets in ``mask``."""
         in_mask = mask[self.target]
-        return SelectionColumns(
-            target=self.target[in_mask],
-            losses=self.losses[in_mask],
-            divergences=self.divergences[in_mask],
-            tokens=self.tokens[in_mask],
-        )
+        return SelectionColumns(*(column[in_mask] for column in self))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,19 +78,18 @@ class DistanceHistogram:
     def summary(self) -> dict[str, Any]:
         """Return gain-weighted quantiles of the distance, and a histogram with bins of equal width on a log scale."""
         total_count, total_gain = math.fsum(self.counts.values()), math.fsum(self.gains.values())
+        bins = []
+        for first, last in self._bins():
+            count = sum(self.counts.get(distance, 0) for distance in range(first, last + 1))
+            gain = math.fsum(self.gains.get(distance, 0.0) for distance in range(first, last + 1))
+            gain_share = None if total_gain == 0 else gain / total_gain
+            bins.append({"from": first, "to": last, "count_share": count / total_count, "gain_share": gain_share})
         return {
             "chosen": self.num_units,
             "gain": total_gain,
             "quantiles": [{"share": share, "distance": self._quantile(share * total_gain)} for share in QUANTILES],
-            "bins": [self._bin(first, last, total_count, total_gain) for first, last in self._bins()],
+            "bins": bins,
         }
-
-    def _bin(self, first: int, last: int, total_count: float, total_gain: float) -> dict[str, Any]:
-        distances = range(first, last + 1)
-        count = sum(self.counts.get(distance, 0) for distance in distances)
-        gain = math.fsum(self.gains.get(distance, 0.0) for distance in distances)
-        gain_share = None if total_gain == 0 else gain / total_gain
-        return {"from": first, "to": last, "count_share": count / total_count, "gain_share": gain_share}
 
     def _quantile(self, gain: float) -> int | None:
         cumulative_gain = 0.0
@@ -115,28 +109,6 @@ class DistanceHistogram:
             yield from ((start, end - 1) for start, end in pairwise(edges) if start < end)
 
 
-@dataclass(slots=True)
-class _SelectionArrays:
-    target: "array[int]" = field(default_factory=lambda: array("l"))
-    losses: "array[float]" = field(default_factory=lambda: array("d"))
-    divergences: "array[float]" = field(default_factory=lambda: array("d"))
-    tokens: "array[float]" = field(default_factory=lambda: array("d"))
-    distances: DistanceHistogram = field(default_factory=DistanceHistogram)
-
-    def add(self, target: int, selection: Mapping[str, Any], weight: float, *, has_clear_gain: bool) -> None:
-        self.target.append(target)
-        self.losses.extend(selection["losses"])
-        self.divergences.extend(selection["divergences"])
-        self.tokens.extend(selection["tokens"])
-        for unit in selection["chosen"] if has_clear_gain else ():
-            self.distances.add(unit["distance"], unit["gain"], weight)
-
-    def columns(self, num_ks: int) -> SelectionColumns:
-        values = (np.array(values).reshape(-1, num_ks) for values in (self.losses, self.divergences, self.tokens))
-        losses, divergences, tokens = values
-        return SelectionColumns(target=np.array(self.target), losses=losses, divergences=divergences, tokens=tokens)
-
-
 class StudyColumns:
     """Columns of all rows of one model. 100,000 rows need tens of megabytes of memory."""
 
@@ -145,7 +117,8 @@ class StudyColumns:
         self.document_indices: dict[str, int] = {}
         self.kinds: dict[str, array[int]] = {}
         self.num_ks = len(ks)
-        arrays: dict[tuple[str, ...], _SelectionArrays] = {}
+        self.distances: defaultdict[tuple[str, ...], DistanceHistogram] = defaultdict(DistanceHistogram)
+        flat_selections: defaultdict[tuple[str, ...], array[float]] = defaultdict(lambda: array("d"))
         flat_values, target_documents = array("d"), array("l")
         for target, row in enumerate(rows):
             self.models.add(row["model"])
@@ -158,9 +131,10 @@ class StudyColumns:
             for selection in row["selections"]:
                 self._check_num_ks(target, selection)
                 name = tuple(selection[key] for key in GROUP_KEYS)
-                arrays.setdefault(name, _SelectionArrays()).add(
-                    target, selection, row["weight"], has_clear_gain=row["clear"]
-                )
+                values = (target, *selection["losses"], *selection["divergences"], *selection["tokens"])
+                flat_selections[name].extend(values)
+                for unit in selection["chosen"] if row["clear"] else ():
+                    self.distances[name].add(unit["distance"], unit["gain"], row["weight"])
         if not target_documents:
             raise SettingError("the study has no rows; measure at least one target")
         self.target_documents = np.array(target_documents)
@@ -171,20 +145,17 @@ class StudyColumns:
             source: SourceColumns(exists=exists > 0, loss=loss, has_lower_loss=lower > 0, has_higher_loss=higher > 0)
             for source, (exists, loss, lower, higher) in pairs
         }
-        self.groups = {name: group.columns(self.num_ks) for name, group in arrays.items()}
-        self.distances = {name: group.distances for name, group in arrays.items()}
+        self.groups: dict[tuple[str, ...], SelectionColumns] = {}
+        for name, flat in flat_selections.items():
+            values_by_target = np.array(flat).reshape(-1, 1 + 3 * self.num_ks)
+            losses, divergences, tokens = np.split(values_by_target[:, 1:], 3, axis=1)
+            measured_targets = values_by_target[:, 0].astype(np.int64)
+            self.groups[name] = SelectionColumns(measured_targets, losses, divergences, tokens)
         self._check_values()
-
-    @property
-    def all_targets(self) -> TargetMask:
-        """Mask that contains all targets of the rows."""
-        return np.ones(len(self.target_documents), dtype=bool)
 
     def mask_of_target_kind(self, kind: str) -> TargetMask:
         """Return the mask of the targets of one kind."""
-        mask = np.zeros(len(self.target_documents), dtype=bool)
-        mask[np.array(self.kinds[kind])] = True
-        return mask
+        return np.isin(np.arange(len(self.target_documents)), self.kinds[kind])
 
     def excess_loss(self, source: str) -> TargetValues:
         """Return the loss with far tokens of a source minus the loss with own far tokens."""

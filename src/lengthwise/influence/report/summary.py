@@ -13,7 +13,6 @@ from lengthwise.influence.report.bootstrap import (
     median_over_targets,
     ratio_of_sums,
     sums_by_document,
-    undefined_shares,
 )
 from lengthwise.influence.report.row_columns import GROUP_KEYS, SOURCES, SelectionColumns, StudyColumns, ValuesByK
 from lengthwise.influence.units import TOKEN, name_units
@@ -55,7 +54,8 @@ def summarize(
     ``selected`` are not evidence, because their targets are selected by the same losses that they compare.
     """
     columns, bootstrap = StudyColumns(rows, ks), DocumentBootstrap(seed=seed, num_resamples=num_resamples)
-    population = TargetPopulation(columns=columns, mask=columns.all_targets, bootstrap=bootstrap)
+    all_targets = np.ones(len(columns.target_documents), dtype=bool)
+    population = TargetPopulation(columns=columns, mask=all_targets, bootstrap=bootstrap)
     summary = {
         "model": next(iter(columns.models)),
         "ks": list(ks),
@@ -95,16 +95,13 @@ def _summarize_group(population: TargetPopulation, name: tuple[str, ...], ks: Se
     source = columns.sources[name[GROUP_KEYS.index("from")]]
     subpopulation, gap = population.select_targets(source.exists), columns.loss_short - columns.sources["own"].loss
     gain = columns.loss_short[sample.target, None] - sample.losses
-    divergences = subpopulation.divergences([sample])
     return {
         **dict(zip(GROUP_KEYS, name, strict=True)),
         "all_targets": {
             **subpopulation.counts,
             "measured": len(sample.target),
             "tokens": sample.tokens.mean(axis=0).tolist(),
-            "prediction": undefined_shares(divergences, ks, SHARE_LEVELS)
-            if isinstance(divergences, str)
-            else divergences.recovered_shares(ks, SHARE_LEVELS),
+            "prediction": subpopulation.estimate_shares([sample], ks, SHARE_LEVELS),
             "loss": subpopulation.estimate_by_regression(sample, gain, gap, gap, NO_GAP),
             "gain": subpopulation.estimate_by_regression(sample, gain, gap, np.ones(len(gap)), NO_GAP),
         },
@@ -150,15 +147,13 @@ def _compare_pairs(population: TargetPopulation, ks: Sequence[int]) -> Iterator[
         if not np.array_equal(own_sample.target, control_sample.target):
             continue
         difference, covariate = control_sample.losses - own_sample.losses, columns.excess_loss(source)
-        divergences, ones = subpopulation.divergences([own_sample, control_sample]), np.ones(len(covariate))
+        ones = np.ones(len(covariate))
         yield {
             **{"mode": mode, "knows": objective, "measure": measure, "against": source},
             **subpopulation.counts,
             "measured": len(own_sample.target),
             "difference": subpopulation.estimate_by_regression(own_sample, difference, covariate, ones, NO_TARGETS),
-            "prediction": undefined_shares(divergences, ks, SHARE_LEVELS)
-            if isinstance(divergences, str)
-            else divergences.shares_beyond_control(ks, SHARE_LEVELS),
+            "prediction": subpopulation.estimate_shares([own_sample, control_sample], ks, SHARE_LEVELS),
             "selected": {
                 name: _summarize_difference(population, own_sample, difference, name) for name in ("own", "other")
             },
@@ -179,10 +174,8 @@ def _summarize_difference(
 
 
 def _summarize_kind(population: TargetPopulation, target_kind: str) -> JSONObject:
-    columns, population = (
-        population.columns,
-        population.select_targets(population.columns.mask_of_target_kind(target_kind)),
-    )
+    columns = population.columns
+    population = population.select_targets(columns.mask_of_target_kind(target_kind))
     return {
         "kind": target_kind,
         **population.counts,
