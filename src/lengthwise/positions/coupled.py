@@ -7,8 +7,7 @@ import numpy as np
 from jaxtyping import Int
 
 from lengthwise.core.errors import UnsupportedTaskError
-from lengthwise.positions.gaps import RandomGapScheme
-from lengthwise.positions.scheme import require_coupling
+from lengthwise.positions.scheme import RandomGapScheme, require_coupling
 from lengthwise.tasks.examples import Examples
 
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 from jaxtyping import Int
 
-from lengthwise.positions.gaps import RandomGapScheme
+from lengthwise.positions.scheme import RandomGapScheme
 from lengthwise.tasks.coupling.pointers import PointerRule, compute_coupling, parse_pointer_rule
 from lengthwise.tasks.examples import Examples
 

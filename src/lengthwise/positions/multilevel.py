@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from lengthwise.positions.gaps import RandomGapScheme
+from lengthwise.positions.scheme import RandomGapScheme
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,8 +6,7 @@ from typing import ClassVar
 import numpy as np
 from jaxtyping import Int
 
-from lengthwise.positions.gaps import RandomGapScheme
-from lengthwise.positions.scheme import token_indexes
+from lengthwise.positions.scheme import RandomGapScheme, token_indexes
 from lengthwise.tasks.examples import Examples
 
 

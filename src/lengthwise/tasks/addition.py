@@ -5,12 +5,12 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 
 from lengthwise.core.errors import PromptError, SettingError
 from lengthwise.core.type_checks import check_types
 from lengthwise.tasks.examples import Examples
-from lengthwise.tasks.task import DIGITS, SCRATCHPAD, Task, check_length_and_size, parse_summands
+from lengthwise.tasks.task import DIGITS, SCRATCHPAD, Task, add_carries, check_length_and_size, parse_summands
 
 ORDERS = ("least", "most", "reversed_sum")
 SCRATCHPADS = ("none", "carry", "trace")
@@ -116,11 +116,13 @@ class Addition(Task):
 
     def _lay_out(self, digits: Int[np.ndarray, "2 batch length"]) -> Examples:
         length = digits.shape[2]
-        numbers, carries = _add_digits(digits)
+        operands = np.pad(digits, ((0, 0), (0, 0), (0, 1)))
+        totals = add_carries(operands.sum(axis=0))
+        numbers, carries = np.stack([*operands, totals % 10]), totals // 10
         layout = _Layout(self, numbers, length)
         symbols = numbers.copy()
         if self.scratchpad != "none":
-            symbols[2] += np.where(carries, FIRST_DIGIT_WITH_CARRY, 0)
+            symbols[2] += FIRST_DIGIT_WITH_CARRY * carries
         reads = FIRST_READ_TOKEN + numbers[0] + np.pad(carries, ((0, 0), (1, 0)))[:, :-1]
         significances, masks = (*layout.significance, layout.significance[2]), (*layout.is_digit, layout.is_read)
         tokens = np.full(masks[0].shape, END_TOKEN)
@@ -138,23 +140,6 @@ class Addition(Task):
             step_index=np.where(layout.is_digit, layout.place + 1, 0).sum(axis=0),
             depends_on=layout.depends_on(),
         )
-
-
-def _add_digits(
-    digits: Int[np.ndarray, "2 batch length"],
-) -> tuple[Int[np.ndarray, "3 batch width"], Bool[np.ndarray, "batch width"]]:
-    """Return ``length + 1`` digits of each operand and of the sum, least significant digit first, and the carries."""
-    _, batch_size, length = digits.shape
-    numbers = np.zeros((3, batch_size, length + 1), dtype=np.int64)
-    numbers[:2, :, :length] = digits
-    carries = np.zeros((batch_size, length + 1), dtype=np.bool_)
-    carry = np.zeros(batch_size, dtype=np.int64)
-    for place in range(length + 1):
-        digit_sum = numbers[0, :, place] + numbers[1, :, place] + carry
-        carry = digit_sum // 10
-        numbers[2, :, place] = digit_sum - 10 * carry
-        carries[:, place] = carry
-    return numbers, carries
 
 
 class _Layout:

@@ -6,9 +6,9 @@ from typing import ClassVar
 import numpy as np
 from jaxtyping import Int
 
-from lengthwise.core.type_checks import check_types
+from lengthwise.core.type_checks import check_at_least, check_types
 from lengthwise.tasks.examples import Examples
-from lengthwise.tasks.task import Task, check_length_and_size, check_positive_settings, parse_symbols
+from lengthwise.tasks.task import Task, check_length_and_size, parse_symbols
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +28,7 @@ class _RepeatSymbolsTask(Task):
 
     def __post_init__(self) -> None:
         check_types(self)
-        check_positive_settings(self, "num_symbols")
+        check_at_least(self, 1, "num_symbols")
 
     @property
     def vocabulary(self) -> tuple[str, ...]:

@@ -8,16 +8,10 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from lengthwise.core.errors import SettingError, UnsupportedTaskError
-from lengthwise.core.type_checks import check_types
+from lengthwise.core.type_checks import check_at_least, check_types
 from lengthwise.tasks.examples import Examples
 from lengthwise.tasks.parity import Parity
-from lengthwise.tasks.task import (
-    INDEX_HINTS,
-    Task,
-    check_length_and_size,
-    check_positive_settings,
-    declared_given,
-)
+from lengthwise.tasks.task import INDEX_HINTS, Task, check_length_and_size, declared_given
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +34,7 @@ class IndexHints(Task):
 
     def __post_init__(self) -> None:
         check_types(self)
-        check_positive_settings(self, "num_hints")
+        check_at_least(self, 1, "num_hints")
 
     @property
     def vocabulary(self) -> tuple[str, ...]:

@@ -125,16 +125,10 @@ class JSONLTask(Task):
 
     def placeholder_example(self) -> Examples:
         """Return a record with one prompt token and one response token, and a coupling if the run has a coupling."""
-        levels = self._metadata["falls"]
-        table = JSONLTable(
-            symbols=self._symbols,
-            tokens=np.zeros(2, dtype=np.int64),
-            starts=np.array([0, 2]),
-            prompt_lengths=np.array([1]),
-            lengths=np.array([1]),
-            coupling=np.zeros((len(levels), 2), dtype=np.int64) if levels else None,
-        )
-        return build_examples_from_records(table, np.array([0]), levels)
+        falls = self._metadata["falls"]
+        record = {"prompt": self._symbols[:1], "response": self._symbols[:1], "coupling": [[0, 0]] * len(falls) or None}
+        table = parse_jsonl_records([json.dumps(record).encode()], self._label, self._symbols)
+        return build_examples_from_records(table, np.array([0]), falls)
 
     def files_to_save(self) -> Mapping[str, bytes]:
         """Return the name and content of a file with the token names, and the presence and direction of a coupling."""

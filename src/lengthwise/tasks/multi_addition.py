@@ -10,7 +10,7 @@ from jaxtyping import Int
 from lengthwise.core.errors import SettingError
 from lengthwise.core.type_checks import check_types
 from lengthwise.tasks.examples import Examples
-from lengthwise.tasks.task import DIGITS, SCRATCHPAD, Task, check_length_and_size, parse_summands
+from lengthwise.tasks.task import DIGITS, SCRATCHPAD, Task, add_carries, check_length_and_size, parse_summands
 
 PLUS_TOKEN, EQUALS_TOKEN, ROW_TOKEN, END_TOKEN, FIRST_DIGIT_WITH_CARRY, NO_CARRY_TOKEN = 10, 11, 12, 13, 14, 24
 OPERAND_COUNTS = (2, 5, 10, 15, 20)
@@ -94,15 +94,12 @@ def _steps(padded_operands: Int[np.ndarray, "batch operand width"]) -> Int[np.nd
     """Return the partial sums as pairs of tokens: a digit with its carry, then the carry."""
     batch_size, num_operands, sum_width = padded_operands.shape
     steps = np.zeros((batch_size, num_operands - 1, sum_width, 2), dtype=np.int64)
-    partial_sum = padded_operands[:, 0].copy()
+    partial_sum = padded_operands[:, 0]
     for row in range(num_operands - 1):
-        carry = np.zeros(batch_size, dtype=np.int64)
-        for place in range(sum_width):
-            digit_sum = partial_sum[:, place] + padded_operands[:, row + 1, place] + carry
-            carry = digit_sum // 10
-            partial_sum[:, place] = digit_sum - 10 * carry
-            steps[:, row, place, 0] = partial_sum[:, place] + np.where(carry > 0, FIRST_DIGIT_WITH_CARRY, 0)
-            steps[:, row, place, 1] = NO_CARRY_TOKEN + carry
+        totals = add_carries(partial_sum + padded_operands[:, row + 1])
+        partial_sum, carries = totals % 10, totals // 10
+        steps[:, row, :, 0] = partial_sum + FIRST_DIGIT_WITH_CARRY * carries
+        steps[:, row, :, 1] = NO_CARRY_TOKEN + carries
     return steps.reshape(batch_size, num_operands - 1, 2 * sum_width)
 
 

@@ -8,9 +8,9 @@ import numpy as np
 from jaxtyping import Int
 
 from lengthwise.core.errors import PromptError, SettingError
-from lengthwise.core.type_checks import check_types
+from lengthwise.core.type_checks import check_at_least, check_types
 from lengthwise.tasks.examples import Examples
-from lengthwise.tasks.task import Task, check_length_and_size, check_positive_settings, parse_symbols, sample_integers
+from lengthwise.tasks.task import Task, check_length_and_size, parse_symbols, sample_integers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,7 @@ class MultiQueryRecall(Task):
 
     def __post_init__(self) -> None:
         check_types(self)
-        check_positive_settings(self, "num_queries", "key_length", "value_length", "num_symbols")
+        check_at_least(self, 1, "num_queries", "key_length", "value_length", "num_symbols")
         if not 0 < self.density <= 1:
             raise SettingError(f"density {self.density} is out of range; use more than 0 and at most 1")
 
@@ -81,7 +81,9 @@ class MultiQueryRecall(Task):
         text_part, *query_parts = re.split(r"\?\d*", prompt.removesuffix(">"))
         text = parse_symbols(text_part.split(), self.vocabulary[: self.num_symbols + 2], self.name, expected_format)
         starts = np.flatnonzero(text == self.num_symbols + 1) - self.key_length
-        if not 1 <= len(query_parts) <= self.num_queries or not self._has_pairs_at(text, starts):
+        pair = rf"(s\d+ ){{{self.key_length}}}: (s\d+ ){{{self.value_length}}}"
+        has_pairs = re.fullmatch(rf"(_ |{pair})*", " ".join([*text_part.split(), ""]))
+        if not 1 <= len(query_parts) <= self.num_queries or not has_pairs:
             advice = f"1 to {self.num_queries} queries; write {expected_format}"
             raise PromptError(f"'{prompt}' is not a text of pairs and blanks with {advice}")
         keys = text[starts[:, None] + np.arange(self.key_length)]
@@ -93,16 +95,6 @@ class MultiQueryRecall(Task):
                 raise PromptError(f"query '{part.strip()}' occurs {len(places)} times as a key; write it exactly once")
             query_starts += places
         return self._lay_out(text[None], np.array([query_starts]))
-
-    def _has_pairs_at(self, text: Int[np.ndarray, " text"], starts: Int[np.ndarray, " pair"]) -> bool:
-        """Return True if the text consists of pairs at these token indexes, which do not overlap, and of blanks."""
-        is_symbol, (blank, colon) = text < self.num_symbols, self.num_symbols + np.arange(2)
-        pair = np.array([0] * self.key_length + [colon] + [0] * self.value_length + [blank])
-        expected = np.full(len(text) + self.pair_width, blank)
-        for start in starts:
-            expected[max(0, start) : max(0, start) + len(pair)] = pair
-        has_all_symbols = is_symbol.sum() == len(starts) * (self.key_length + self.value_length)
-        return bool(has_all_symbols) and np.array_equal(np.where(is_symbol, 0, text), expected[: len(text)])
 
     def _lay_out(self, text: Int[np.ndarray, "batch text"], starts: Int[np.ndarray, "batch query"]) -> Examples:
         """Build examples; ``starts`` contains the token index of the first symbol of each queried key."""

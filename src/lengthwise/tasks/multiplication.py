@@ -10,7 +10,7 @@ from jaxtyping import Int
 from lengthwise.core.errors import PromptError, SettingError
 from lengthwise.core.type_checks import check_types
 from lengthwise.tasks.examples import Examples
-from lengthwise.tasks.task import DIGITS, SCRATCHPAD, Task, check_length_and_size, parse_symbols
+from lengthwise.tasks.task import DIGITS, SCRATCHPAD, Task, add_carries, check_length_and_size, parse_symbols
 
 TIMES_TOKEN, EQUALS_TOKEN, ROW_TOKEN, END_TOKEN, FIRST_PRODUCT_TOKEN = 10, 11, 12, 13, 14
 # The largest product is 9 * 9 plus a carry of 9. The largest sum has an additional digit of 9.
@@ -126,19 +126,18 @@ def _steps(
     batch_size, product_width = a.shape
     steps = np.zeros((batch_size, b.shape[1], product_width, 3 if trace else 2), dtype=np.int64)
     # Multiplication by ten moves the digits of a row by one place.
-    shifted_row = np.zeros((batch_size, product_width + 1), dtype=np.int64)
+    shifted_row = np.zeros_like(a)
     for row in range(b.shape[1]):
-        previous_row, carry = shifted_row.copy(), np.zeros(batch_size, dtype=np.int64)
-        for place in range(product_width):
-            product = a[:, place] * b[:, row]
-            step_sum = product + previous_row[:, place] + carry
-            first = product if trace else product + carry
-            symbols = [FIRST_PRODUCT_TOKEN + first, FIRST_SUM_TOKEN + step_sum]
-            if trace:
-                symbols.insert(1, FIRST_PARTIAL_TOKEN + product + previous_row[:, place])
-            carry = step_sum // 10
-            shifted_row[:, place + 1] = step_sum - 10 * carry
-            steps[:, row, place] = np.stack(symbols, axis=1)
+        products = a * b[:, [row]]
+        partials = products + shifted_row
+        totals = add_carries(partials)
+        if trace:
+            symbols = [FIRST_PRODUCT_TOKEN + products, FIRST_PARTIAL_TOKEN + partials, FIRST_SUM_TOKEN + totals]
+        else:
+            # The first symbol adds the carry of the previous step.
+            symbols = [FIRST_PRODUCT_TOKEN + products + totals - partials, FIRST_SUM_TOKEN + totals]
+        steps[:, row] = np.stack(symbols, axis=2)
+        shifted_row[:, 1:] = totals[:, :-1] % 10
     return steps
 
 

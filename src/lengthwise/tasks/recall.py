@@ -8,9 +8,9 @@ import numpy as np
 from jaxtyping import Int
 
 from lengthwise.core.errors import PromptError, SettingError
-from lengthwise.core.type_checks import check_types
+from lengthwise.core.type_checks import check_at_least, check_types
 from lengthwise.tasks.examples import Examples
-from lengthwise.tasks.task import Task, check_length_and_size, check_positive_settings, parse_symbols, sample_integers
+from lengthwise.tasks.task import Task, check_length_and_size, parse_symbols, sample_integers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class Recall(Task):
 
     def __post_init__(self) -> None:
         check_types(self)
-        check_positive_settings(self, "num_pairs", "num_queries", "num_keys", "num_values", "num_fillers")
+        check_at_least(self, 1, "num_pairs", "num_queries", "num_keys", "num_values", "num_fillers")
         pairs = self.num_pairs
         if pairs > self.num_keys:
             raise SettingError(f"num_keys {self.num_keys} is too small for {pairs} pairs; use at least {pairs} keys")

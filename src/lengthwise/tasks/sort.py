@@ -7,9 +7,9 @@ import numpy as np
 from jaxtyping import Int
 
 from lengthwise.core.errors import PromptError, SettingError
-from lengthwise.core.type_checks import check_types
+from lengthwise.core.type_checks import check_at_least, check_types
 from lengthwise.tasks.examples import Examples
-from lengthwise.tasks.task import Task, check_length_and_size, check_positive_settings, parse_symbols
+from lengthwise.tasks.task import Task, check_length_and_size, parse_symbols
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class Sort(Task):
 
     def __post_init__(self) -> None:
         check_types(self)
-        check_positive_settings(self, "num_values")
+        check_at_least(self, 1, "num_values")
         if not 0 <= self.narrow_share <= 1:
             raise SettingError(f"invalid narrow_share {self.narrow_share}; use a number from 0 to 1")
 

@@ -104,7 +104,7 @@ class HasPlaceholderExample(Protocol):
 
 
 @runtime_checkable
-class HasFilesToSave(Protocol):
+class HasFilesToSave(HasPlaceholderExample, Protocol):
     """Protocol for a task that reads user files and copies the data that a run needs into the run folder."""
 
     def files_to_save(self) -> Mapping[str, bytes]:
@@ -112,9 +112,6 @@ class HasFilesToSave(Protocol):
 
     def from_run_folder(self, folder: Path) -> Task:
         """Return a copy of the task that reads the stored files of this run folder."""
-
-    def placeholder_example(self) -> Examples:
-        """Return one example with the same arrays as sampled examples, built only from the stored files."""
 
 
 def task_result_fields(task: Task) -> dict[str, str]:
@@ -197,13 +194,6 @@ def check_length_and_size(task: str, length: int, size: int, min_length: int = 1
     check_memory(size * length * BYTES_PER_TOKEN, f"{task}: sampling {size:,} examples of length {length:,}", advice)
 
 
-def check_positive_settings(task: Task, *settings: str) -> None:
-    """Raise ``SettingError`` for the first of these settings of a task that is below 1."""
-    for setting in settings:
-        if getattr(task, setting) < 1:
-            raise SettingError(f"{setting} {getattr(task, setting)} is too small; use at least 1")
-
-
 def sample_integers(count: int, limit: int, size: int, rng: np.random.Generator) -> Int[np.ndarray, "size count"]:
     """Return ``size`` samples of ``count`` different integers from 0 to ``limit - 1``, in random order."""
     sort_keys = rng.random((size, limit))
@@ -237,3 +227,11 @@ def parse_summands(prompt: str, task: str, expected_format: str) -> Int[np.ndarr
     digit_rows = [parse_symbols(list(summand), DIGITS, task, expected)[::-1] for summand in summands]
     num_digits = max(map(len, digit_rows))
     return np.array([np.pad(digits, (0, num_digits - len(digits))) for digits in digit_rows])
+
+
+def add_carries(place_sums: Int[np.ndarray, "batch place"]) -> Int[np.ndarray, "batch place"]:
+    """Return the sum at each place together with the carry from the place before, least significant place first."""
+    totals = place_sums.copy()
+    for place in range(1, totals.shape[1]):
+        totals[:, place] += totals[:, place - 1] // 10
+    return totals

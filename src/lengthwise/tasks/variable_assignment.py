@@ -9,16 +9,9 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from lengthwise.core.errors import PromptError, SettingError
-from lengthwise.core.type_checks import check_types
+from lengthwise.core.type_checks import check_at_least, check_types
 from lengthwise.tasks.examples import Examples
-from lengthwise.tasks.task import (
-    SCRATCHPAD,
-    Task,
-    check_length_and_size,
-    check_positive_settings,
-    parse_symbols,
-    sample_integers,
-)
+from lengthwise.tasks.task import SCRATCHPAD, Task, check_length_and_size, parse_symbols, sample_integers
 
 DEPTH_SHARES = {"a quarter": 0.25, "half": 0.5, "all": 1.0}
 
@@ -56,7 +49,7 @@ class VariableAssignment(Task):
 
     def __post_init__(self) -> None:
         check_types(self)
-        check_positive_settings(self, "num_chains", "operands", "num_names", "num_values")
+        check_at_least(self, 1, "num_chains", "operands", "num_names", "num_values")
         min_share, max_share = self.depth_shares
         if not 0 < min_share <= max_share <= 1:
             shares = f"{min_share} to {max_share}"

@@ -264,7 +264,7 @@ def _turns(period: int) -> tuple[str, ...]:
 def _first_number(steps: AnswerSteps, token: int) -> Int[np.ndarray, " sequence"]:
     """Return the number of the first answer of each sequence that is the token, or that of its last answer."""
     numbers = np.full(len(steps.tokens), -1)
-    np.maximum.at(numbers, steps.sequence, steps.number)
+    numbers[steps.sequence[steps.is_end]] = steps.number[steps.is_end]
     is_token = steps.target == token
     np.minimum.at(numbers, steps.sequence[is_token], steps.number[is_token])
     return numbers
@@ -272,10 +272,7 @@ def _first_number(steps: AnswerSteps, token: int) -> Int[np.ndarray, " sequence"
 
 def _line_ends(steps: AnswerSteps) -> list[int]:
     """Return the tokens that divide every response into lines of equal width; the last answer can replace one."""
-    last_number = np.zeros(len(steps.tokens), dtype=np.int64)
-    np.maximum.at(last_number, steps.sequence, steps.number)
-    is_last = steps.number == last_number[steps.sequence]
-    ends = []
+    is_last, ends = steps.is_end, []
     for token in np.unique(steps.target[~is_last]).tolist():
         is_token = (steps.target == token) & ~is_last
         if len(np.unique(steps.sequence[is_token])) < MIN_LINE_SHARE * len(steps.tokens):

@@ -414,33 +414,15 @@ def _counts_of_sorted(
     if not has_singles:
         sorted_codes = keys // num_answers
         is_same = sorted_codes[1:] == sorted_codes[:-1]
-        is_shared = np.zeros(len(keys), dtype=bool)
-        is_shared[1:] = is_same
-        is_shared[:-1] |= is_same
-        keys = keys[is_shared]
-        if not len(keys):
-            return (np.zeros(0, dtype=np.int64),) * 3
-    first = _group_starts(keys)
-    counts, pair_codes = _group_sizes(first, len(keys)), keys[first] // num_answers
-    starts = _group_starts(pair_codes)
+        keys = keys[np.append(is_same, False) | np.append(False, is_same)]
+    first = np.flatnonzero(np.diff(keys, prepend=-1))
+    counts = np.diff(first, append=len(keys))
+    starts = np.flatnonzero(np.diff(keys[first] // num_answers, prepend=-1))
     totals, largest = np.add.reduceat(counts, starts), np.maximum.reduceat(counts, starts)
-    is_largest = counts == np.repeat(largest, _group_sizes(starts, len(counts)))
-    num_largest = np.add.reduceat(is_largest.astype(np.int64), starts)
+    is_largest = counts == np.repeat(largest, np.diff(starts, append=len(counts)))
+    num_largest = np.add.reduceat(is_largest, starts, dtype=np.int64)
     second = np.where(num_largest > 1, largest, np.maximum.reduceat(np.where(is_largest, 0, counts), starts))
     return totals, largest, second
-
-
-def _group_starts(values: Int[np.ndarray, " value"]) -> Int[np.ndarray, " group"]:
-    """Return the index of the first value of each group of equal neighbors."""
-    is_first = np.ones(len(values), dtype=bool)
-    np.not_equal(values[1:], values[:-1], out=is_first[1:])
-    return np.flatnonzero(is_first)
-
-
-def _group_sizes(starts: Int[np.ndarray, " group"], total: int) -> Int[np.ndarray, " group"]:
-    sizes = np.full_like(starts, total)
-    sizes[:-1] = starts[1:]
-    return sizes - starts
 
 
 def _combine(codes: Sequence[Int[np.ndarray, " step"]]) -> Int[np.ndarray, " step"]:

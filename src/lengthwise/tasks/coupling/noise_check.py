@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float, Int
 
 from lengthwise.core.errors import CouplingError
 from lengthwise.tasks.coupling.answer_steps import NO_TOKEN, AnswerSteps, PeriodicAnswers
+from lengthwise.tasks.coupling.dependence_search import most_frequent_answers
 from lengthwise.tasks.coupling.locators import (
     AnswerTokenLocator,
     LocatedTokens,
@@ -197,14 +198,11 @@ def _predict(
     """Return the most frequent answer for the tokens of the rule, the largest one of several, and which are safe."""
     if not rule.locators:
         return np.full(len(target), np.bincount(target).argmax()), np.ones(len(target), dtype=bool)
-    tokens, num_answers = rule.tokens, int(target.max()) + 1
+    tokens, largest = rule.tokens, target.max()
     codes = np.unique(tokens, axis=1, return_inverse=True)[1].ravel()
-    pairs, counts = np.unique(codes.astype(np.int64) * num_answers + target, return_counts=True)
-    order = np.lexsort((counts, pairs // num_answers))
-    answer = np.zeros(int(codes.max()) + 1, dtype=np.int64)
-    # The last of equal codes is the most frequent one.
-    answer[pairs[order] // num_answers] = pairs[order] % num_answers
-    prediction, is_safe = answer[codes], np.bincount(codes)[codes] >= MIN_ANSWERS_PER_CODE
+    # Reversed, because the smallest one of several would be the prediction.
+    prediction = largest - most_frequent_answers(codes, largest - target, int(codes.max()) + 1)[codes]
+    is_safe = np.bincount(codes)[codes] >= MIN_ANSWERS_PER_CODE
     if len(tokens) == 1 and (tokens[0] == target).mean() >= MIN_COPY_SHARE:
         return np.where(is_safe, prediction, tokens[0]), is_safe | (tokens[0] != NO_TOKEN)
     return prediction, is_safe

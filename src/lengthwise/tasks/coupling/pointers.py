@@ -22,7 +22,14 @@ from lengthwise.tasks.coupling.answer_steps import (
     count_phases,
     divide_into_phases,
 )
-from lengthwise.tasks.coupling.locators import MatchingTokenLocator, TokenLocator, locate_tokens, parse_locator
+from lengthwise.tasks.coupling.locators import (
+    LocatedTokens,
+    MatchingTokenLocator,
+    TokenLocator,
+    locate_tokens,
+    parse_locator,
+)
+from lengthwise.tasks.coupling.rule_search import RuleSearchAttempt
 from lengthwise.tasks.examples import Examples
 from lengthwise.tasks.jsonl_task import JSONLTask
 from lengthwise.tasks.task import Task
@@ -30,6 +37,8 @@ from lengthwise.tasks.task import Task
 # Index of a step that needs no prompt token of a level.
 NO_POINTER = -2
 RISING, FALLING = "rising", "falling"
+# Locators of one step at most this far apart, always at the same distance, share a pointer.
+MAX_LINE_DISTANCE = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,6 +171,73 @@ def compute_coupling(rule: PointerRule, examples: Examples) -> Int[np.ndarray, "
         is_after_end = token_index >= examples.response_end[:, None]
         coupling[level] = np.where(is_after_end, numbers.max(axis=1, keepdims=True) + 1, numbers)
     return coupling
+
+
+def find_pointer_rule(steps: AnswerSteps, attempt: RuleSearchAttempt) -> PointerRule:
+    """Return the rule with the fewest levels that points at all new prompt tokens of each step."""
+    num_phases = len(attempt.rules)
+    levels: list[list[list[TokenLocator]]] = []
+    pointers: list[Int[np.ndarray, " step"]] = []
+    for phase, rule in enumerate(attempt.rules):
+        phase_steps, phases = steps.select(rule.mask), attempt.phases.select(rule.mask)
+        for line in _lines([located for located in rule.locators if located.locator.is_prompt]):
+            locator = _newest(line, phase_steps, phases)
+            index = np.full(len(steps), NO_POINTER)
+            index[rule.mask] = find_pointer_index(locator, phase_steps, phases)
+            level = _free_level(index, pointers, steps)
+            if level == len(levels):
+                levels.append([[] for _ in range(num_phases)])
+                pointers.append(index)
+            levels[level][phase].append(locator)
+            pointers[level] = np.where(is_inside_prompt(index, steps), index, pointers[level])
+    texts = tuple(tuple(tuple(locator.saved_text for locator in phase) for phase in level) for level in levels)
+    rising = PointerRule(division=attempt.phases.division, levels=texts, falls=(False,) * len(texts))
+    falls = tuple((rising.find_prompt_indexes(steps) == NO_TOKEN).any(axis=1).tolist())
+    return PointerRule(division=rising.division, levels=texts, falls=falls)
+
+
+def _lines(locators: Sequence[LocatedTokens]) -> list[list[LocatedTokens]]:
+    """Return groups of locators that keep their distance in the prompt."""
+    lines: list[list[LocatedTokens]] = []
+    for located in locators:
+        for line in lines:
+            both = (located.index >= 0) & (line[0].index >= 0)
+            distance = (located.index - line[0].index)[both]
+            if len(distance) and (distance == distance[0]).all() and abs(distance[0]) <= MAX_LINE_DISTANCE:
+                line.append(located)
+                break
+        else:
+            lines.append([located])
+    return lines
+
+
+def _newest(line: Sequence[LocatedTokens], steps: AnswerSteps, phases: PeriodicAnswers) -> TokenLocator:
+    """Return the locator of a line that reaches new tokens first."""
+    indexes = [located.locator.locate_tokens(steps, phases) for located in line]
+    moves = (indexes[0][1:] - indexes[0][:-1])[steps.sequence[1:] == steps.sequence[:-1]]
+    direction = -1 if moves.sum() < 0 else 1
+    return line[int(np.argmax([direction * index.sum() for index in indexes]))].locator
+
+
+def _free_level(
+    pointer: Int[np.ndarray, " step"], levels: Sequence[Int[np.ndarray, " step"]], steps: AnswerSteps
+) -> int:
+    """Return the first level that the pointer can share, or a new level.
+
+    Two pointers share a level if they never point at a prompt token in the same step, and one of them does so at most
+    once per response. Pointers that take turns stay apart, because a pointer that jumps is hard to predict.
+    """
+    free = [
+        not (is_inside_prompt(pointer, steps) & is_inside_prompt(level, steps)).any()
+        and min(_max_uses(pointer, steps), _max_uses(level, steps)) <= 1
+        for level in levels
+    ]
+    return free.index(True) if any(free) else len(levels)
+
+
+def _max_uses(pointer: Int[np.ndarray, " step"], steps: AnswerSteps) -> int:
+    """Return the largest number of steps of a sequence that point at a prompt token."""
+    return int(np.bincount(steps.sequence[is_inside_prompt(pointer, steps)], minlength=1).max())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 
 from lengthwise.core.errors import SettingError, TextSourceError
 from lengthwise.core.files import read_file
-from lengthwise.core.type_checks import check_types
+from lengthwise.core.type_checks import check_at_least, check_types
 from lengthwise.tasks.planted.placement import check_distribution
 from lengthwise.tasks.text.corpus import (
     HELD_OUT,
@@ -201,8 +201,7 @@ class NaturalText:
         check_types(self)
         if self.num_marks < 0:
             raise SettingError(f"invalid num_marks {self.num_marks}; use 0 or more")
-        if self.num_frequent < 2:
-            raise SettingError(f"num_frequent {self.num_frequent} is too small; use at least 2")
+        check_at_least(self, 2, "num_frequent")
         if self.split not in SPLITS:
             raise SettingError(f"unknown split '{self.split}' of the background; use one of {', '.join(SPLITS)}")
         if self.corpus is not None and self.corpus_sha256 is None:
@@ -298,28 +297,6 @@ def _digest(corpus: str) -> str:
 def _path_of(corpus: str) -> Path:
     is_standard, name = corpus.startswith(STANDARD_LIBRARY), corpus.removeprefix(STANDARD_LIBRARY)
     return Path(sysconfig.get_paths()["stdlib"], name) if is_standard else Path(name)
-
-
-@runtime_checkable
-class SequenceProbabilities(Protocol):
-    """Law of the background tokens of a sequence."""
-
-    def reference_probability(self, tokens: Tokens) -> Float[np.ndarray, " batch"]:
-        """Return ``c(x)``, a positive number that does not depend on the planted set."""
-
-    def background_probability_ratios(self, tokens: Tokens, sets: Sets) -> Float[np.ndarray, "batch sets"]:
-        """Return the probability of all tokens of x outside of each set, divided by ``c(x)``."""
-
-
-def sequence_probabilities(background: tuple[float, ...] | Background) -> SequenceProbabilities:
-    """Return the law of a background; raise ``SettingError`` for a natural text, whose probabilities are unknown."""
-    if isinstance(background, tuple):
-        return IndependentTokenProbabilities(np.array(background))
-    if isinstance(background, MarkovChain):
-        return background
-    raise SettingError(
-        f"the background '{background.name}' has no known probabilities; use independent tokens or a Markov chain"
-    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from lengthwise.core.errors import SettingError
-from lengthwise.core.type_checks import check_types
+from lengthwise.core.type_checks import check_at_least, check_types
 
 MAX_SHAPES = 200_000
 # Maximum number of tuples of k tokens in a table.
@@ -197,8 +197,7 @@ class _PlantedTokens:
 
     def __post_init__(self) -> None:
         check_types(self)
-        if self.num_planted < 1:
-            raise SettingError(f"num_planted {self.num_planted} is too small; use at least 1")
+        check_at_least(self, 1, "num_planted")
 
     @property
     def k(self) -> int:

@@ -15,10 +15,10 @@ from lengthwise.core.type_checks import check_types
 from lengthwise.tasks.examples import Examples
 from lengthwise.tasks.planted.background import (
     Background,
+    IndependentTokenProbabilities,
+    MarkovChain,
     NaturalText,
-    SequenceProbabilities,
     background_data_source,
-    sequence_probabilities,
 )
 from lengthwise.tasks.planted.placement import LocalPlacement, Placement, check_distribution, check_num_tuples
 from lengthwise.tasks.task import Task, check_length_and_size, parse_symbols
@@ -201,7 +201,7 @@ class PlantedCorrelations(Task):
     ) -> tuple[Int[np.ndarray, "sets k"], Float[np.ndarray, "batch sets"]]:
         """Return all sets S with positive probability, and the ratios ``P(x, S) / c(x)``.
 
-        ``c(x)`` is ``SequenceProbabilities.reference_probability``. Raises ``SettingError`` for a natural text, whose
+        ``c(x)`` is ``sequence_probabilities.reference_probability``. Raises ``SettingError`` for a natural text, whose
         probabilities are unknown.
         """
         sets, probability = self.placement.offset_distribution(tokens.shape[1]).sets()
@@ -209,9 +209,16 @@ class PlantedCorrelations(Task):
         return sets, weights * self.sequence_probabilities.background_probability_ratios(tokens, sets)
 
     @property
-    def sequence_probabilities(self) -> SequenceProbabilities:
+    def sequence_probabilities(self) -> IndependentTokenProbabilities | MarkovChain:
         """Probabilities of background sequences; raises ``SettingError`` for a natural text."""
-        return sequence_probabilities(self.background)
+        if isinstance(self.background, tuple):
+            return IndependentTokenProbabilities(np.array(self.background))
+        if isinstance(self.background, MarkovChain):
+            return self.background
+        raise SettingError(
+            f"the background '{self.background.name}' has no known probabilities; use independent tokens or a Markov "
+            "chain"
+        )
 
     def variants(self) -> Mapping[str, Task]:
         """Return ``held-out`` for a natural text; other backgrounds have no variants."""
