@@ -477,7 +477,7 @@ def test_support_mass_with_a_cache_is_that_of_the_full_sequence():
     decoder = small_decoder("rotary", task)
     batch, rng = sample_queries(task, Sequential(), 9, 6, seed=0).batch, np.random.default_rng(0)
     depends_on = np.maximum(task.sample(length=9, size=6, rng=rng).depends_on, -1)
-    answer = sample_answers(batch, task.vocabulary.index("end"), rng)
+    answer = sample_answers(task, batch, rng)
     layers = []
     decoder(batch.tokens, batch.position_ids, hooks=AttentionHooks(on_weights=layers.append))
     masses = measure_needed_attention(decoder, batch, answer, depends_on)
@@ -524,7 +524,7 @@ def test_subsamples_do_not_exceed_the_training_size(length, rng):
     interventions = build_interventions(model)
     examples = task.sample(length=length, size=16, rng=np.random.default_rng(0))
     batch = to_batch(length, examples, Sequential().assign(examples, rng, training=False))
-    queries = build_queries(task, examples, batch, sample_answers(batch, task.vocabulary.index("end"), rng))
+    queries = build_queries(task, examples, batch, sample_answers(task, batch, rng))
     assert interventions.apply(queries, rng).within_budget.all()
     subsamples, _ = interventions._subsample(queries, interventions.budget, rng)
     ids = interventions._with_train_ids(queries, subsamples).batch.position_ids

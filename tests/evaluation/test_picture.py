@@ -168,7 +168,7 @@ def test_a_run_is_shown_with_the_predictions_that_evaluation_grades(task):
         needed = [link.index for link in answer.links if answer.link_kind(link) != PREVIOUS]
         if needed:
             weights = [answer.prediction.attention[index] for index in needed]
-            assert sum(weights) == pytest.approx(mass[0, head.layer, head.head], abs=1e-3)
+            assert sum(weights) == pytest.approx(mass[0][head.layer, head.head], abs=1e-3)
             peaks.append(max(weights))
     assert head.weight == pytest.approx(np.mean(peaks), abs=1e-3)
 

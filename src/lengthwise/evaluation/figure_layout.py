@@ -29,7 +29,7 @@ UNFIT_COLOR = "#757575"
 DIGIT_WIDTH, TICK_GAP = 0.08, 0.08
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class LineLabel:
     """Label of a line with its color, and the value at the right end of the line."""
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from lengthwise.core.confidence_intervals import clustered_interval
@@ -80,18 +80,46 @@ def iter_context_losses(
     document is long enough, and emits ``UntrainedDistanceWarning`` if ID distances exceed ``trained_distance``.
     """
     all_windows, documents = _sample_windows(task, settings), task.held_out()
+    num_scored, token_bytes = min(NUM_SCORED_TOKENS, *settings.lengths), task.count_token_bytes()
     with eval_mode(decoder):
         for length_index, length in enumerate(settings.lengths):
             start_time = time.perf_counter()
             windows = all_windows[: settings.num_examples_at(length_index)]
-            tally = _LossTally(task.count_token_bytes(), min(NUM_SCORED_TOKENS, *settings.lengths))
-            for batch_windows, batch in _iter_batches(task, scheme, documents, windows, length, settings.seed):
+            window_losses: list[Float[np.ndarray, " scored"]] = []
+            num_correct, num_bytes = 0, 0
+            largest_distance: int | float = 0
+            for batch in _iter_batches(task, scheme, documents, windows, length, settings.seed):
                 check_id_range(decoder.check_ids.num_position_ids, batch, length)
-                tally.add(decoder, batch_windows, batch)
+                losses, correct = _score_batch(decoder, batch, num_scored)
+                window_losses += list(losses)
+                num_correct += int(correct.sum())
+                num_bytes += int(token_bytes[batch.tokens[:, -num_scored:].numpy()].sum())
+                largest_distance = max(largest_distance, largest_id_distance(batch))
                 if report is not None:
-                    report(length, len(tally.documents), len(windows))
-            warn_untrained_distance(decoder, scheme, length, tally.largest_distance, trained_distance)
-            yield tally.result(length, round(time.perf_counter() - start_time, 3))
+                    report(length, len(window_losses), len(windows))
+            warn_untrained_distance(decoder, scheme, length, largest_distance, trained_distance)
+            # All windows of a document are one cluster.
+            _, document_numbers = np.unique([window.document for window in windows], return_inverse=True)
+            all_losses = np.stack(window_losses)
+            document_losses = np.bincount(document_numbers, weights=all_losses.sum(axis=1))
+            low, high = clustered_interval(document_losses, np.bincount(document_numbers) * num_scored)
+            loss = float(all_losses.mean())
+            yield ContextLoss(
+                length=length,
+                shortest_context=length - num_scored + 1,
+                num_examples=len(windows),
+                num_documents=len(document_losses),
+                scored_tokens=num_scored,
+                decode="forced",
+                loss=loss,
+                low=low,
+                high=high,
+                perplexity=math.exp(loss),
+                bits_per_byte=float(all_losses.sum()) / math.log(2) / num_bytes if num_bytes else None,
+                token_accuracy=num_correct / all_losses.size,
+                largest_distance=largest_distance,
+                wall_s=round(time.perf_counter() - start_time, 3),
+            )
 
 
 def check_context_lengths(task: GradedByLoss, settings: EvaluationSettings) -> None:
@@ -127,7 +155,7 @@ def _iter_batches(
     windows: list[_Window],
     length: int,
     seed: int,
-) -> Iterator[tuple[list[_Window], Batch]]:
+) -> Iterator[Batch]:
     windows_per_pass = max(1, FORWARD_TOKENS // (length + 1))
     # Sampling uses blocks of a fixed size, so that IDs do not depend on memory.
     for block_start in range(0, len(windows), EXAMPLES_PER_BLOCK):
@@ -141,10 +169,7 @@ def _iter_batches(
         )
         batch = to_batch(length, examples, assignment)
         for start in range(0, len(block_windows), windows_per_pass):
-            yield (
-                block_windows[start : start + windows_per_pass],
-                batch.select_examples(slice(start, start + windows_per_pass)),
-            )
+            yield batch.select_examples(slice(start, start + windows_per_pass))
 
 
 @torch.no_grad()
@@ -158,46 +183,3 @@ def _score_batch(
     logits, targets = decoder.token_logits(hidden), batch.tokens[:, query_start + 1 :]
     losses: Tensor = nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
     return losses.view(targets.shape).double().cpu().numpy(), (logits.argmax(dim=-1) == targets).cpu().numpy()
-
-
-class _LossTally:
-    """Running totals over the scored tokens of one length."""
-
-    def __init__(self, token_bytes: Int[np.ndarray, " vocab"], num_scored: int) -> None:
-        self.token_bytes, self.num_scored = token_bytes, num_scored
-        self.documents: list[int] = []
-        self.losses: list[Float[np.ndarray, " scored"]] = []
-        self.num_correct = self.num_bytes = 0
-        self.largest_distance: int | float = 0
-
-    def add(self, decoder: Decoder, windows: list[_Window], batch: Batch) -> None:
-        losses, correct = _score_batch(decoder, batch, self.num_scored)
-        self.documents += [window.document for window in windows]
-        self.losses += list(losses)
-        self.num_correct += int(correct.sum())
-        self.num_bytes += int(self.token_bytes[batch.tokens[:, -self.num_scored :].numpy()].sum())
-        self.largest_distance = max(self.largest_distance, largest_id_distance(batch))
-
-    def result(self, length: int, wall_s: float) -> ContextLoss:
-        """Return the result for ``length``; the interval treats all windows of a document as one cluster."""
-        losses = np.stack(self.losses)
-        _, document_numbers = np.unique(self.documents, return_inverse=True)
-        document_losses = np.bincount(document_numbers, weights=losses.sum(axis=1))
-        low, high = clustered_interval(document_losses, np.bincount(document_numbers) * self.num_scored)
-        loss = float(losses.mean())
-        return ContextLoss(
-            length=length,
-            shortest_context=length - self.num_scored + 1,
-            num_examples=len(losses),
-            num_documents=len(document_losses),
-            scored_tokens=self.num_scored,
-            decode="forced",
-            loss=loss,
-            low=low,
-            high=high,
-            perplexity=math.exp(loss),
-            bits_per_byte=float(losses.sum()) / math.log(2) / self.num_bytes if self.num_bytes else None,
-            token_accuracy=self.num_correct / losses.size,
-            largest_distance=self.largest_distance,
-            wall_s=wall_s,
-        )

@@ -336,5 +336,4 @@ def _draw_panel(axes: Any, lines: Sequence[FigureLine], colors: Mapping[str, str
     else:
         axes.set(ylim=(-0.03, 1.03), ylabel="exact match", xlabel="length (log scale)")
     in_order = sorted(lines, key=lambda line: not line.fits)
-    ends = [(line.name, colors[line.label], line.values[-1]) for line in in_order]
-    label_lines(axes, [LineLabel(text=name, color=color, value=value) for name, color, value in ends])
+    label_lines(axes, [LineLabel(line.name, colors[line.label], line.values[-1]) for line in in_order])

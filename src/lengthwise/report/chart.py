@@ -5,7 +5,7 @@ import math
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from lengthwise.core.json_parsing import non_finite_to_null
 from lengthwise.core.progress_line import escape_control_characters
@@ -32,7 +32,7 @@ UNFIT_DASH = "dot"
 SOFT_BREAK = "<br />"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ReportTable:
     """Table of text cells. A cell in ``marked``, as (row, column), is highlighted."""
 
@@ -110,24 +110,15 @@ def interval_text(low: int | float | None, high: int | float | None) -> str:
     return "-" if low is None or high is None else f"{number_text(low)} to {number_text(high)}"
 
 
-def truncate_text(text: str, length: int) -> str:
-    """Return a text of at most this length; an ellipsis replaces the end of a longer text."""
-    return text if len(text) <= length else f"{text[: length - 1]}…"
-
-
-def _cut_middle(text: str, length: int) -> str:
-    end = (length - 1) // 2
-    return text if len(text) <= length else f"{text[: length - 1 - end]}…{text[-end:]}"
-
-
-def _cut_start(text: str, length: int) -> str:
-    return text if len(text) <= length else f"…{text[1 - length :]}"
+def truncate_text(text: str, length: int, num_last: int = 0) -> str:
+    """Return a text of at most this length; an ellipsis replaces what is before the ``num_last`` last characters."""
+    return text if len(text) <= length else f"{text[: length - 1 - num_last]}…{text[len(text) - num_last :]}"
 
 
 def truncate_labels(labels: Sequence[str]) -> list[str]:
     """Return tick labels of at most ``MAX_TICK_LENGTH`` characters; different labels stay different."""
-    for cut in (truncate_text, _cut_middle, _cut_start):
-        names = [cut(label, MAX_TICK_LENGTH) for label in labels]
+    for num_last in (0, (MAX_TICK_LENGTH - 1) // 2, MAX_TICK_LENGTH - 1):
+        names = [truncate_text(label, MAX_TICK_LENGTH, num_last) for label in labels]
         if len(set(names)) == len(set(labels)):
             return names
     return [truncate_text(f"{number}: {label}", MAX_TICK_LENGTH) for number, label in enumerate(labels, start=1)]
@@ -176,20 +167,18 @@ def error_bars(y: Sequence[float], ranges: Sequence[Sequence[float]]) -> dict[st
     }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChartLine:
-    """Line of a chart: its name, and the coordinates, hover text and range of each point; ``ranges`` can be empty."""
+class ChartPoint(NamedTuple):
+    """Point of a line: its coordinates, the lines of its hover text below the name, and its interval or None."""
 
-    name: str
-    x: Sequence[int | float]
-    y: Sequence[float]
+    x: int | float
+    y: float
     texts: Sequence[str]
-    ranges: Sequence[Sequence[float]] = ()
+    interval: Sequence[float] | None = None
 
 
 def line_chart(
     title: str,
-    lines: Sequence[ChartLine],
+    lines: Sequence[tuple[str, Sequence[ChartPoint]]],
     *,
     subject: str,
     x: dict[str, Any],
@@ -198,18 +187,20 @@ def line_chart(
     switch: str = "log x",
     notes: Sequence[str] = (),
 ) -> Chart:
-    """Return a chart of ``subject`` with one trace per line; ``x`` and ``y`` are its axes."""
+    """Return a chart of ``subject`` with one trace per line (name and points); ``x`` and ``y`` are its axes."""
     traces = []
-    for index, line in enumerate(lines):
-        trace = line_trace(index, line.x, line.y, line.texts)
-        traces.append(trace | {"error_y": error_bars(line.y, line.ranges)} if line.ranges else trace)
+    for index, (name, points) in enumerate(lines):
+        values, ranges = [point.y for point in points], [point.interval for point in points if point.interval]
+        texts = [hover_text(name, *point.texts) for point in points]
+        trace = line_trace(index, [point.x for point in points], values, texts)
+        traces.append(trace | {"error_y": error_bars(values, ranges)} if ranges else trace)
     return Chart(
         title=title,
         description=f"Line chart of {subject}, {len(lines)} lines.",
         traces=traces,
         layout={"xaxis": x, "yaxis": y},
         table=table,
-        lines=[line.name for line in lines],
+        lines=[name for name, _ in lines],
         switches=(switch,),
         notes=notes,
     )

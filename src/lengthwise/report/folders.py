@@ -52,23 +52,14 @@ def _is_positive(value: Any) -> bool:
     return is_nonnegative_integer(value) and value > 0
 
 
-def _is_optional_number(value: Any) -> bool:
-    return value is None or is_number(value)
-
-
-def _is_fraction(value: Any) -> bool:
-    return _is_optional_number(value) and (not is_finite(value) or 0 <= value <= 1)
-
-
-def _is_optional_range(value: Any) -> bool:
-    is_pair = isinstance(value, list) and len(value) == 2 and all(map(_is_positive, value))
-    return value is None or (is_pair and value[0] <= value[1])
+def _is_range(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(map(_is_positive, value)) and value[0] <= value[1]
 
 
 TEXT: Check = (lambda value: isinstance(value, str), "a string")
 COUNT: Check = (is_nonnegative_integer, "a whole number of at least 0")
 POSITIVE: Check = (_is_positive, "a whole number of at least 1")
-NUMBER: Check = (_is_optional_number, "a number or null")
+NUMBER: Check = (lambda value: value is None or is_number(value), "a number or null")
 # Values that every result row has, besides exact match or loss.
 ROW_CHECKS: Mapping[str, Check] = {
     "row": TEXT,
@@ -76,13 +67,19 @@ ROW_CHECKS: Mapping[str, Check] = {
     "seed": COUNT,
     "length": POSITIVE,
     "num_examples": POSITIVE,
-    "train_lengths": (_is_optional_range, "a list of two increasing lengths such as [1, 20]"),
+    "train_lengths": (
+        lambda lengths: lengths is None or _is_range(lengths),
+        "a list of two increasing lengths such as [1, 20]",
+    ),
     "low": NUMBER,
     "high": NUMBER,
     "steps": COUNT,
     "fitted": NUMBER,
 }
-EXACT_MATCH: Check = (_is_fraction, "a number from 0 to 1")
+EXACT_MATCH: Check = (
+    lambda value: NUMBER[0](value) and (not is_finite(value) or 0 <= value <= 1),
+    "a number from 0 to 1",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -282,34 +279,33 @@ def check_row_field(row: Mapping[str, Any], name: str, check: Check, path: Path,
 
 def select_finite_rows(rows: Rows) -> tuple[Rows, list[str]]:
     """Return the rows with a value that a chart can show, and sentences about the rows and intervals left out."""
-    selected_rows = [row for row in rows if _has_value(row)]
-    omitted_rows = [row for row in rows if not _has_value(row)]
+    selected_rows: list[Mapping[str, Any]] = []
+    omitted_rows: list[Mapping[str, Any]] = []
+    without_interval: list[Mapping[str, Any]] = []
+    for row in rows:
+        if not _is_drawable(row, "loss" if "loss" in row else "exact_match"):
+            omitted_rows.append(row)
+        elif all(row[name] is None or _is_drawable(row, name) for name in ("low", "high")):
+            selected_rows.append(row)
+        else:
+            without_interval.append(row)
+            selected_rows.append({**row, "low": None, "high": None})
     sentences = []
     if omitted_rows:
         sentences.append(
             f"The charts leave out {len(omitted_rows):,} of {len(rows):,} result rows, whose value is not finite or "
             f"whose loss exceeds {MAX_LOSS}: {_names(omitted_rows)}."
         )
-    if without_interval := [row for row in selected_rows if not _has_interval(row)]:
+    if without_interval:
         sentences.append(
             f"The charts leave out {len(without_interval):,} intervals with bounds that are not finite: "
             f"{_names(without_interval)}."
         )
-        selected_rows = [row if _has_interval(row) else {**row, "low": None, "high": None} for row in selected_rows]
     return selected_rows, sentences
 
 
-def _has_value(row: Mapping[str, Any]) -> bool:
-    return _is_loss(row["loss"]) if "loss" in row else is_finite(row["exact_match"])
-
-
-def _has_interval(row: Mapping[str, Any]) -> bool:
-    is_bound = _is_loss if "loss" in row else is_finite
-    return all(row[name] is None or is_bound(row[name]) for name in ("low", "high"))
-
-
-def _is_loss(value: Any) -> bool:
-    return is_finite(value) and abs(value) <= MAX_LOSS
+def _is_drawable(row: Mapping[str, Any], name: str) -> bool:
+    return is_finite(row[name]) and ("loss" not in row or abs(row[name]) <= MAX_LOSS)
 
 
 def _names(rows: Sequence[Mapping[str, Any]]) -> str:

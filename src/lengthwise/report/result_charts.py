@@ -21,7 +21,7 @@ from lengthwise.experiments.run_folder import read_rows
 from lengthwise.report.chart import (
     MAX_LINES,
     Chart,
-    ChartLine,
+    ChartPoint,
     ReportTable,
     axis_layout,
     error_bars,
@@ -194,7 +194,7 @@ def _value_table(title: str, lines: Lines, value_name: str, unfit: Collection[st
             cells = [number_text(value), interval_text(low, high), seed_range, _count(rows), _count_seeds(rows)]
             body.append([_name_line(label, unfit), f"{length:,}", *cells, ", ".join(str(row["seed"]) for row in rows)])
     columns = ["configuration", "length", value_name, "95% interval", "range over seeds", "n", "number of seeds"]
-    return ReportTable(title=f"{title}: {value_name} by length", header=[*columns, "seeds"], body=body)
+    return ReportTable(f"{title}: {value_name} by length", [*columns, "seeds"], body)
 
 
 def heat_map(title: str, rows: Rows) -> Chart:
@@ -209,16 +209,13 @@ def heat_map(title: str, rows: Rows) -> Chart:
     shown_names = [f"{label} (no fit)" if label in unfit else label for label in labels]
     has_row_labels = len(labels) <= MAX_HEIGHT // ROW_HEIGHT
     names = dict(zip(truncate_labels(shown_names), shown_names, strict=True)) if has_row_labels else {}
+    columns = [f"{length:,}" for length in lengths]
     values, texts, body = [], [], []
     for label in labels:
         cells = [all_lines[label].get(length) for length in lengths]
         values.append([None if rows is None else round(pool_seeds(rows)[0], 4) for rows in cells])
-        texts.append(
-            [
-                hover_text(label, *(["no result"] if rows is None else _describe_rows(rows, value_name)))
-                for rows in cells
-            ]
-        )
+        cell_texts = (["no result"] if rows is None else _describe_rows(rows, value_name) for rows in cells)
+        texts.append([hover_text(label, *lines) for lines in cell_texts])
         body.append([_name_line(label, unfit), *map(_cell, cells)])
     # Rows that are not high enough for labels show them only on hovering.
     ticks: dict[str, Any] = {"showticklabels": False}
@@ -234,7 +231,7 @@ def heat_map(title: str, rows: Rows) -> Chart:
     trace = {
         "type": "heatmap",
         "z": values,
-        "x": [f"{length:,}" for length in lengths],
+        "x": columns,
         "y": list(range(len(labels))),
         "text": texts,
         "hovertemplate": "%{text}<extra></extra>",
@@ -254,11 +251,7 @@ def heat_map(title: str, rows: Rows) -> Chart:
             "yaxis": axis_layout("") | {"autorange": "reversed"} | ticks,
             "height": min(MAX_HEIGHT, max(MIN_HEIGHT, ROW_HEIGHT * len(labels) + 120)),
         },
-        table=ReportTable(
-            title=f"{title}: {value_name} by length (number of seeds)",
-            header=["configuration", *(f"{length:,}" for length in lengths)],
-            body=body,
-        ),
+        table=ReportTable(f"{title}: {value_name} by length (number of seeds)", ["configuration", *columns], body),
         notes=[
             *([f"The heat map and its table show {' and '.join(omitted)}."] if omitted else []),
             *([f"(no fit): {UNFIT_NOTE}."] if unfit else []),
@@ -304,13 +297,12 @@ def _loss_chart(title: str, curves: Mapping[str, LossCurve]) -> Chart:
     lines, body = [], []
     steps = sorted({step for curve in curves.values() for step in curve})
     for label, curve in curves.items():
-        points = [(step, loss, count) for step, (loss, count) in curve.items()]
-        texts = [
-            hover_text(label, f"step {step:,}: loss {loss:.4g}", "1 run" if count == 1 else f"median of {count} runs")
-            for step, loss, count in points
-        ]
-        lines.append(ChartLine(name=label, x=list(curve), y=[loss for _, loss, _ in points], texts=texts))
-        body += [[label, f"{step:,}", f"{loss:.4g}", str(count)] for step, loss, count in points]
+        points = []
+        for step, (loss, count) in curve.items():
+            runs = "1 run" if count == 1 else f"median of {count} runs"
+            points.append(ChartPoint(step, loss, (f"step {step:,}: loss {loss:.4g}", runs)))
+            body.append([label, f"{step:,}", f"{loss:.4g}", str(count)])
+        lines.append((label, points))
     ticks: dict[str, Any] = {"tickvals": steps} if steps[-1] - steps[0] < MIN_STEPS else {}
     chart = line_chart(
         title,
@@ -318,7 +310,7 @@ def _loss_chart(title: str, curves: Mapping[str, LossCurve]) -> Chart:
         subject="the training loss against the training step",
         x=axis_layout("training step", **ticks),
         y=axis_layout("loss (log scale)", log=True),
-        table=ReportTable(title=f"{title} by step", header=["configuration", "step", "loss", "runs"], body=body),
+        table=ReportTable(f"{title} by step", ["configuration", "step", "loss", "runs"], body),
         switch="log y",
         notes=["Mean loss since the previous point of the log; the median over the runs that trained up to this step."],
     )

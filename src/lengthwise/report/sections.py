@@ -10,7 +10,7 @@ from typing import Any
 
 from lengthwise.core.errors import LengthwiseError, RunFolderError
 from lengthwise.core.type_checks import is_finite
-from lengthwise.evaluation.diagnosis.diagnosis import Diagnosis
+from lengthwise.evaluation.diagnosis.diagnosis import Diagnosis, LengthSummary
 from lengthwise.evaluation.diagnosis.report import describe_diagnosis, diagnosis_tables
 from lengthwise.evaluation.result_rows import FIT_THRESHOLD, Rows, is_skipped, label_without_variant
 from lengthwise.experiments.run import load_run
@@ -23,10 +23,9 @@ from lengthwise.influence.study import SUMMARY_FILE
 from lengthwise.report.chart import (
     MAX_LINES,
     Chart,
-    ChartLine,
+    ChartPoint,
     ReportTable,
     axis_layout,
-    hover_text,
     interval_text,
     line_chart,
     number_text,
@@ -88,7 +87,7 @@ def build_group_section(group: RunGroup, report: Callable[[str], None] | None, *
     if group.measurements:
         names = [name for name, value in group.measurements[0].items() if not isinstance(value, list | dict)]
         body = [[f"{row.get(name, '-')}" for name in names] for row in group.measurements]
-        measurements.append(ReportTable(title="Measurements of the claim", header=names, body=body))
+        measurements.append(ReportTable("Measurements of the claim", names, body))
     return ReportSection(
         title=f"{group.kind} {group.name}" if group.kind != "runs" else group.name,
         sentences=[
@@ -107,41 +106,32 @@ def build_group_section(group: RunGroup, report: Callable[[str], None] | None, *
 
 def _row_tables(rows: Rows) -> list[ReportTable]:
     """Return a table of the rows with exact match, and one of the rows with losses, without empty tables."""
-    losses = [row for row in rows if "loss" in row]
-    exact_matches = [row for row in rows if "loss" not in row]
-    by_value = [_row_table("exact match", exact_matches), _row_table("loss", losses)]
-    return [table for table in by_value if table.body]
-
-
-def _row_table(value_name: str, rows: Rows) -> ReportTable:
-    body = []
+    bodies: dict[str, list[list[str]]] = {"exact match": [], "loss": []}
     for row in rows:
-        value = "0 (skipped)" if is_skipped(row) else number_text(row[value_name.replace(" ", "_")])
-        cells = [f"{row['length']:,}", f"{row['num_examples']:,}", value, interval_text(row["low"], row["high"])]
+        name, value = ("loss", row["loss"]) if "loss" in row else ("exact match", row["exact_match"])
+        value_text = "0 (skipped)" if is_skipped(row) else number_text(value)
+        cells = [f"{row['length']:,}", f"{row['num_examples']:,}", value_text, interval_text(row["low"], row["high"])]
         fit = number_text(row["fitted"])
-        body.append([str(row["row"]), str(row["task"]), str(row["seed"]), *cells, f"{row['steps']:,}", fit])
-    header = ["configuration", "task", "seed", "length", "n", value_name, "95% interval", "steps", "fit in training"]
-    return ReportTable(title=f"All result rows with {value_name}", header=header, body=body)
+        bodies[name].append([str(row["row"]), str(row["task"]), str(row["seed"]), *cells, f"{row['steps']:,}", fit])
+    first, last = ["configuration", "task", "seed", "length", "n"], ["95% interval", "steps", "fit in training"]
+    return [
+        ReportTable(f"All result rows with {name}", [*first, name, *last], body)
+        for name, body in bodies.items()
+        if body
+    ]
 
 
 def _describe_states(states: Sequence[RunState]) -> tuple[list[str], list[ReportTable]]:
     """Return a sentence and a table of unfinished runs and runs without results, or nothing for no states."""
     if not states:
         return [], []
-    counts = "; ".join(f"{count:,} {name}" for name, count in Counter(map(_state_name, states)).items())
-
-    def steps(state: RunState) -> str:
-        return _value_text(state.step) + ("" if state.num_steps is None else f" of {_value_text(state.num_steps)}")
-
-    body = [[state.name, _state_name(state), steps(state), _value_text(state.loss)] for state in states]
-    table = ReportTable(
-        title="Unfinished runs and runs without results", header=["run", "state", "step", "loss"], body=body
-    )
-    return [f"Unfinished runs and runs without results: {counts}."], [table]
-
-
-def _state_name(state: RunState) -> str:
-    return "finished, not evaluated" if state.state == "finished" else state.state
+    title, body = "Unfinished runs and runs without results", []
+    for state in states:
+        name = "finished, not evaluated" if state.state == "finished" else state.state
+        steps = _value_text(state.step) + ("" if state.num_steps is None else f" of {_value_text(state.num_steps)}")
+        body.append([state.name, name, steps, _value_text(state.loss)])
+    counts = "; ".join(f"{count:,} {name}" for name, count in Counter(name for _, name, *_ in body).items())
+    return [f"{title}: {counts}."], [ReportTable(title, ["run", "state", "step", "loss"], body)]
 
 
 def _value_text(value: Any) -> str:
@@ -164,15 +154,13 @@ def _setting_tables(runs: Sequence[RunRecord]) -> list[ReportTable]:
     values = {name: [settings.get(name, "-") for settings in first_runs.values()] for name in names}
     differing = {name: row for name, row in values.items() if len(set(row)) > 1}
     shared_rows = [[name, row[0]] for name, row in values.items() if name not in differing]
-    shared = ReportTable(title="Settings that all runs share", header=["setting", "value"], body=shared_rows)
-    if not differing:
-        return [shared]
-    return [_differences(differing, list(first_runs)), shared]
+    shared = ReportTable("Settings that all runs share", ["setting", "value"], shared_rows)
+    return [_differences(differing, list(first_runs)), shared] if differing else [shared]
 
 
 def _differences(differing: Mapping[str, Sequence[str]], labels: Sequence[str]) -> ReportTable:
     """Return a table with a column per label, in which rare values are marked, or with counts for many labels."""
-    title, body, marked = "Settings that differ", [], set()
+    body, marked = [], set()
     for index, (name, row) in enumerate(differing.items()):
         counts = Counter(row)
         if len(labels) > MAX_COLUMNS:
@@ -184,7 +172,7 @@ def _differences(differing: Mapping[str, Sequence[str]], labels: Sequence[str]) 
         marked |= {(index, column + 1) for column, value in enumerate(row) if value != most_common}
         body.append([name, *row])
     header = ["setting", "values (number of configurations)"] if len(labels) > MAX_COLUMNS else ["setting", *labels]
-    return ReportTable(title=title, header=header, body=body, marked=frozenset(marked))
+    return ReportTable("Settings that differ", header, body, frozenset(marked))
 
 
 def _flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
@@ -210,7 +198,7 @@ def build_influence_section(study: StudyRecord, max_bytes: int) -> ReportSection
             charts=study_charts(study),
             # A damaged summary can have a label of another type.
             tables=[
-                ReportTable(title=title, header=header, body=[[*map(str, row)] for row in body])
+                ReportTable(title, header, [[*map(str, row)] for row in body])
                 for title, header, body in summary_tables(study.summary)
             ],
             texts=None if texts is None else texts[0],
@@ -261,23 +249,20 @@ def _selection_name(group: Mapping[str, Any]) -> str:
 
 
 def _recovery_chart(summary: Mapping[str, Any]) -> Chart | None:
-    ks = summary["ks"]
-    lines: list[ChartLine] = []
+    lines: list[tuple[str, list[ChartPoint]]] = []
     body: list[list[str]] = []
     num_omitted = 0
     for group in summary["groups"]:
-        name, shares = _selection_name(group), group["all_targets"]["prediction"]["shares"]
-        points = [(k, share, share["value"]) for k, share in zip(ks, shares, strict=True) if is_finite(share["value"])]
-        num_omitted += sum(share["value"] is not None for share in shares) - len(points)
-        body += [[name, str(k), f"{value:.3f}", _interval(share)] for k, share, value in points]
+        name, points = _selection_name(group), []
+        for k, share in zip(summary["ks"], group["all_targets"]["prediction"]["shares"], strict=True):
+            if not is_finite(value := share["value"]):
+                num_omitted += value is not None
+                continue
+            bounds = [value if share[bound] is None else share[bound] for bound in ("low", "high")]
+            points.append(ChartPoint(k, value, (f"k = {k}: {value:.3f}", _interval(share)), bounds))
+            body.append([name, str(k), f"{value:.3f}", _interval(share)])
         if points and len(lines) < MAX_LINES:
-            texts = [hover_text(name, f"k = {k}: {value:.3f}", _interval(share)) for k, share, value in points]
-            bounds = [
-                [value if share[bound] is None else share[bound] for bound in ("low", "high")]
-                for _, share, value in points
-            ]
-            values = [value for _, _, value in points]
-            lines.append(ChartLine(name=name, x=[k for k, _, _ in points], y=values, texts=texts, ranges=bounds))
+            lines.append((name, points))
     if not lines:
         return None
     title = "share of the prediction that k far tokens recover"
@@ -288,9 +273,9 @@ def _recovery_chart(summary: Mapping[str, Any]) -> Chart | None:
         title,
         lines,
         subject=f"the {title}",
-        x=axis_layout("k (log scale)", log=True, tickvals=list(ks)),
+        x=axis_layout("k (log scale)", log=True, tickvals=list(summary["ks"])),
         y=axis_layout("recovered share"),
-        table=ReportTable(title=title, header=["selection", "k", "recovered share", "95% interval"], body=body),
+        table=ReportTable(title, ["selection", "k", "recovered share", "95% interval"], body),
         notes=notes,
     )
 
@@ -302,24 +287,18 @@ def _interval(share: Mapping[str, Any]) -> str:
 
 
 def _distance_chart(summary: Mapping[str, Any]) -> Chart | None:
-    lines: list[ChartLine] = []
+    lines: list[tuple[str, list[ChartPoint]]] = []
     body: list[list[str]] = []
     for group in summary["groups"]:
         if group["from"] != "own" or not group["distances"]["gain"] or len(lines) == MAX_LINES:
             continue
-        name, bins = _selection_name(group), group["distances"]["bins"]
-        shares = {
-            f"{distance_bin['from']:,} to {distance_bin['to']:,}": distance_bin["gain_share"] for distance_bin in bins
-        }
-        texts = [
-            hover_text(name, f"distance {distance}: {share:.3f} of the gain") for distance, share in shares.items()
-        ]
-        lines.append(
-            ChartLine(
-                name=name, x=[distance_bin["from"] for distance_bin in bins], y=list(shares.values()), texts=texts
-            )
-        )
-        body += [[name, distance, f"{share:.3f}"] for distance, share in shares.items()]
+        name, points = _selection_name(group), []
+        for distances in group["distances"]["bins"]:
+            first, share = distances["from"], distances["gain_share"]
+            distance = f"{first:,} to {distances['to']:,}"
+            points.append(ChartPoint(first, share, [f"distance {distance}: {share:.3f} of the gain"]))
+            body.append([name, distance, f"{share:.3f}"])
+        lines.append((name, points))
     if not lines:
         return None
     title = "distances of selected far tokens"
@@ -329,7 +308,7 @@ def _distance_chart(summary: Mapping[str, Any]) -> Chart | None:
         subject="the share of the gain against the distance of selected tokens",
         x=axis_layout("distance (log scale)", log=True),
         y=axis_layout("share of the gain"),
-        table=ReportTable(title=title, header=["selection", "distance", "share of the gain"], body=body),
+        table=ReportTable(title, ["selection", "distance", "share of the gain"], body),
         notes=["Targets with a clear gain; a point is at the smallest distance of its bin."],
     )
 
@@ -365,9 +344,7 @@ def _diagnose_group(group: RunGroup, report: Callable[[str], None] | None) -> It
             yield DiagnosisSection(title=title, sentences=[diagnosis])
             continue
         # The first table has the numbers of the chart.
-        first, *others = (
-            ReportTable(title=name, header=header, body=body) for name, header, body in diagnosis_tables(diagnosis)
-        )
+        first, *others = (ReportTable(*table) for table in diagnosis_tables(diagnosis))
         *details, result = describe_diagnosis(diagnosis)
         chart = _needed_mass_chart(diagnosis, first)
         yield DiagnosisSection(title=title, sentences=[result, *details], tables=others, chart=chart)
@@ -399,20 +376,20 @@ def _diagnose(folder: Path, length: int, num_examples: int) -> Diagnosis | str:
 
 def _needed_mass_chart(diagnosis: Diagnosis, table: ReportTable) -> Chart:
     """Return exact match, and the attention of heads on the needed tokens, against length."""
-    lengths = [result.length for result in diagnosis.by_length]
-    values = {"exact match": [result.exact_match for result in diagnosis.by_length]}
+
+    def point(result: LengthSummary, value: float, interval: Sequence[float] | None = None) -> ChartPoint:
+        return ChartPoint(result.length, value, [f"length {result.length:,}: {value:.3f}"], interval)
+
+    results = diagnosis.by_length
+    lines = [("exact match", [point(result, result.exact_match, (result.low, result.high)) for result in results])]
     for index, (layer, head) in enumerate(diagnosis.heads[: MAX_LINES - 1]):
-        values[f"attention, layer {layer} head {head}"] = [row.needed_mass[index] for row in diagnosis.by_length]
-    ranges = [(result.low, result.high) for result in diagnosis.by_length]
-    lines: list[ChartLine] = []
-    for name, ys in values.items():
-        texts = [hover_text(name, f"length {length:,}: {y:.3f}") for length, y in zip(lengths, ys, strict=True)]
-        lines.append(ChartLine(name=name, x=lengths, y=ys, texts=texts, ranges=() if lines else ranges))
+        points = [point(result, result.needed_mass[index]) for result in results]
+        lines.append((f"attention, layer {layer} head {head}", points))
     return line_chart(
         table.title,
         lines,
         subject=f"{table.title} against length",
-        x=axis_layout("length (log scale)", log=True, tickvals=sorted(set(lengths))),
+        x=axis_layout("length (log scale)", log=True, tickvals=sorted({result.length for result in results})),
         y=axis_layout("fraction", range=[-0.04, 1.06]),
         table=table,
         notes=["Attention on the needed tokens: mean weight of a head on the tokens that an answer depends on."],

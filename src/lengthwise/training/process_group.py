@@ -51,17 +51,12 @@ class ProcessGroup:
                 tensor.copy_(total.view_as(tensor))
 
     def sum_counts(self, counts: list[Tensor]) -> list[Tensor]:
-        """Return the sums of scalar tensors over all processes."""
-        if self.size == 1:
-            return counts
-        total = torch.stack(counts)
-        self.all_reduce_sum([total])
-        return list(total.unbind())
+        """Return the sums of tensors of counts over all processes; they replace the counts."""
+        self.all_reduce_sum(counts)
+        return counts
 
     def any_process(self, condition: bool) -> bool:
         """Return True if the condition is true in any process."""
-        if self.size == 1:
-            return condition
         total = torch.tensor([int(condition)])
         self.all_reduce_sum([total])
         return total.item() > 0
@@ -77,10 +72,10 @@ class ProcessGroup:
         """Return the result of a function that every process calls; an error in one process is raised in all."""
         if self.size == 1:
             return function()
-        results: list[Result] = []
+        result: Any = None
         error: Exception | None = None
         try:
-            results.append(function())
+            result = function()
         except Exception as caught:
             error = caught
         errors: list[Exception | None] = [None] * self.size
@@ -89,7 +84,7 @@ class ProcessGroup:
         for first_error in errors:
             if first_error is not None:
                 raise first_error if error is None else error
-        return results[0]
+        return result
 
     def call_in_first(self, function: Callable[[], Result]) -> Result:
         """Call a function in the first process only, and return its result, or raise its error, in all processes."""

@@ -179,6 +179,13 @@ def _with_causes(
         on_correct = interventions.apply_to_batches(correct_answers, MAX_QUERIES, stage) if correct_answers else None
         beyond = any(shift.fraction_beyond > 0 for shift in range_shifts)
         causes = tuple(measure_intervention_causes(on_errors, on_correct, diagnosis.length, beyond_training=beyond))
+    limited_by = describe_limiting_cause(failure_counts, id_and_end_causes, causes, control)
+    if not diagnosis.fits:
+        trained = diagnosis.by_length[0]
+        limited_by = (
+            f"limited by training: exact match is {trained.exact_match:.3f} at the training length {trained.length}; "
+            "train until the run fits"
+        )
     masses = needed_attention_at_errors(model, errors)
     return replace(
         diagnosis,
@@ -188,15 +195,5 @@ def _with_causes(
         causes=causes + id_and_end_causes,
         subsampling_control=control,
         skip_reason=skip_reason,
-        limited_by=describe_limiting_cause(failure_counts, id_and_end_causes, causes, control)
-        if diagnosis.fits
-        else _describe_poor_fit(diagnosis),
-    )
-
-
-def _describe_poor_fit(diagnosis: Diagnosis) -> str:
-    train_summary = diagnosis.by_length[0]
-    return (
-        f"limited by training: exact match is {train_summary.exact_match:.3f} at the training length "
-        f"{train_summary.length}; train until the run fits"
+        limited_by=limited_by,
     )

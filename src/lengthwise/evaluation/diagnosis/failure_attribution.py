@@ -19,6 +19,7 @@ from lengthwise.evaluation.forecast.probed_model import (
     build_queries,
     query_without_tokens,
     sample_answers,
+    take_first,
 )
 from lengthwise.evaluation.forecast.subsampling import Subsample, subsample, upweight_distractors
 from lengthwise.tasks.examples import Examples
@@ -89,15 +90,11 @@ class Interventions:
         self, batches: list[AnswerQueries], max_queries: int, report: Callable[[], None]
     ) -> InterventionResults:
         """Evaluate at most ``max_queries`` queries under each intervention; call ``report`` before each batch."""
-        results, num_remaining = [], max_queries
-        for batch_index, queries in enumerate(batches):
-            query_batch = queries.take_first(num_remaining)
-            if not len(query_batch.answer):
-                break
+        results = []
+        for batch_index, queries in enumerate(take_first(batches, max_queries)):
             report()
             rng = random_stream(self.model.seed, "diagnosis draws", queries.batch.length, batch_index)
-            results.append(self.apply(query_batch, rng))
-            num_remaining -= len(query_batch.answer)
+            results.append(self.apply(queries, rng))
         names = [field.name for field in fields(InterventionResults)]
         merged = {name: np.concatenate([getattr(result, name) for result in results]) for name in names}
         return InterventionResults(**merged)
@@ -105,10 +102,10 @@ class Interventions:
     def measure_retention(self) -> float:
         """Return the fraction of correct answers at the longest training length that stay correct on half the units."""
         model, stays_correct = self.model, []
-        length, end_token = model.max_train_length, model.task.vocabulary.index("end")
+        length = model.max_train_length
         rng = random_stream(model.seed, "diagnosis home", length)
         for examples, batch in iter_examples(model.task, model.scheme, length, NUM_TRAIN_EXAMPLES, model.seed):
-            queries = build_queries(model.task, examples, batch, sample_answers(batch, end_token, rng))
+            queries = build_queries(model.task, examples, batch, sample_answers(model.task, batch, rng))
             full_sequences = upweight_distractors(queries.depends_on, queries.last_index, 1.0)
             half_sequences = self._subsample(queries, self.budget // 2, rng)[0].unweighted()
             is_retained = self._is_correct(self._with_train_ids(queries, half_sequences), half_sequences)

@@ -12,7 +12,13 @@ from torch import Tensor
 
 from lengthwise.core.randomness import random_stream
 from lengthwise.evaluation.exact_match import check_id_range, iter_examples
-from lengthwise.evaluation.forecast.probed_model import AnswerQueries, ProbedModel, build_queries, sample_answers
+from lengthwise.evaluation.forecast.probed_model import (
+    AnswerQueries,
+    ProbedModel,
+    build_queries,
+    sample_answers,
+    take_first,
+)
 from lengthwise.evaluation.grading import first_errors, grade
 from lengthwise.model.attention_scores import AttentionHooks
 from lengthwise.model.decoder import Decoder
@@ -117,9 +123,8 @@ def _error_propagation(model: ProbedModel, failures: list[FailureBatch]) -> floa
     for failure_batch in failures:
         id_errors = np.flatnonzero(np.array(failure_batch.kinds) == "id")[:num_remaining]
         if len(id_errors):
-            grades = grade(
-                model.decoder, failure_batch.errors.batch.select_examples(id_errors), end=end_token, decode="free"
-            )
+            batch = failure_batch.errors.batch.select_examples(id_errors)
+            grades = grade(model.decoder, batch, end=end_token, decode="free")
             has_wrong_token += grades.token_errors.any(dim=1).tolist()
             num_remaining -= len(id_errors)
     return float(np.mean(has_wrong_token)) if has_wrong_token else None
@@ -149,35 +154,28 @@ def mean_needed_attention(
     ``report`` is called before each batch of answers.
     """
     rng = random_stream(model.seed, "diagnosis attention", length)
-    end_token = model.task.vocabulary.index("end")
     masses = []
     for examples, batch in iter_examples(model.task, model.scheme, length, num_answers, model.seed):
         report()
         if examples.depends_on is not None:
-            masses.append(
-                measure_needed_attention(
-                    model.decoder, batch, sample_answers(batch, end_token, rng), examples.depends_on
-                )
-            )
+            answer = sample_answers(model.task, batch, rng)
+            masses += measure_needed_attention(model.decoder, batch, answer, examples.depends_on)
     return _mean_by_head(model, masses)
 
 
 def needed_attention_at_errors(model: ProbedModel, errors: list[AnswerQueries]) -> Float[np.ndarray, "layers heads"]:
     """Return each head's mean attention on the needed tokens of the first errors; 0 for a task without depends_on."""
-    masses, num_remaining = [], NUM_ANSWERS
-    for queries in errors:
-        selected = queries.take_first(num_remaining)
-        answer, depends_on = selected.answer, selected.examples.depends_on
-        if depends_on is not None and len(answer):
-            masses.append(measure_needed_attention(model.decoder, selected.batch, answer, depends_on))
-        num_remaining -= len(answer)
+    masses = []
+    for queries in take_first(errors, NUM_ANSWERS):
+        if (depends_on := queries.examples.depends_on) is not None:
+            masses += measure_needed_attention(model.decoder, queries.batch, queries.answer, depends_on)
     return _mean_by_head(model, masses)
 
 
 @torch.no_grad()
 def measure_needed_attention(
     decoder: Decoder, batch: Batch, answer: Int[np.ndarray, " batch"], depends_on: Int[np.ndarray, "batch seq k"]
-) -> Float[np.ndarray, "answers layers heads"]:
+) -> list[Float[np.ndarray, "layers heads"]]:
     """Return the attention of one answer per example on its needed tokens; ``answer`` contains token indexes.
 
     The needed tokens exclude the token before the answer, because the decoder reads it without attention. The result
@@ -200,16 +198,16 @@ def measure_needed_attention(
         query_slice = slice(query_index, query_index + 1)
         decoder(tokens[:, query_slice], ids[:, :, query_slice], cache, hooks=AttentionHooks(on_weights=record_mass))
         masses.append(np.stack(by_layer))
-    empty_shape = (0, decoder.settings.num_unrolled_blocks, decoder.settings.num_heads)
-    return np.stack(masses) if masses else np.zeros(empty_shape, dtype=np.float32)
+    return masses
 
 
 def _mean_by_head(
-    model: ProbedModel, masses: list[Float[np.ndarray, "_ layers heads"]]
+    model: ProbedModel, masses: list[Float[np.ndarray, "layers heads"]]
 ) -> Float[np.ndarray, "layers heads"]:
     settings = model.decoder.settings
-    all_masses = np.concatenate([np.zeros((0, settings.num_unrolled_blocks, settings.num_heads)), *masses])
-    return np.asarray(all_masses.mean(axis=0)) if len(all_masses) else np.zeros(all_masses.shape[1:])
+    if not masses:
+        return np.zeros((settings.num_unrolled_blocks, settings.num_heads))
+    return np.asarray(np.array(masses, dtype=np.float64).mean(axis=0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,13 +239,10 @@ def measure_range_shifts(model: ProbedModel, errors: list[AnswerQueries]) -> Ite
             largest_id, distance = _range_of_needed(ids, depends_on)
             largest_ids.append(largest_id[example_indices, queries.answer])
             distances.append(distance[example_indices, queries.answer])
+    max_train_distance = _max_train_distance_to_needed(model) if distances else 0
     quantities = (
         ("ID of the needed tokens of an answer", model.id_range[1], largest_ids),
-        (
-            "distance of an answer to its needed tokens",
-            _max_train_distance_to_needed(model) if distances else 0,
-            distances,
-        ),
+        ("distance of an answer to its needed tokens", max_train_distance, distances),
         ("distance between any two tokens", trained_distance, id_spans),
     )
     for quantity, train_max, values_by_batch in quantities:

@@ -125,4 +125,4 @@ def _draw_support_mass(diagnosis: Diagnosis, axes: Any, head_names: Mapping[int,
         axes.plot(lengths, values, style, color=color, label=name, markersize=4)
     axes.set(xlabel="length (log scale)", ylabel="fraction", ylim=(-0.03, 1.03))
     set_length_axis(axes, lengths, diagnosis.train_lengths)
-    label_lines(axes, [LineLabel(text=name, color=color, value=values[-1]) for name, values, _, color in lines])
+    label_lines(axes, [LineLabel(name, color, values[-1]) for name, values, _, color in lines])

@@ -128,35 +128,39 @@ def measure_assumptions(
     model: ProbedModel, queries: AnswerQueries, needs: RequiredTokens, fidelity: SubsampleAccuracy, max_length: int
 ) -> Iterator[AssumptionCheck]:
     """Yield the assumptions in the order of docs/theory.md; ``queries`` must have the longest training length."""
+    checks = (
+        ("sparsity", "growing k", _check_sparsity(model, needs)),
+        ("locality in IDs", "growing gap", _check_locality(model, queries)),
+        ("deletion", "unbounded reach", _check_deletion(fidelity)),
+        ("IDs and distances seen in training", "absolute positions", _check_id_coverage(model, max_length)),
+        ("relativity", "absolute positions", _check_relativity(model, queries)),
+        ("same token frequencies", "new background token", _compare_token_frequencies(model, queries, max_length)),
+    )
+    for name, counterexample, (holds, found) in checks:
+        yield AssumptionCheck(name=name, holds=holds, found=found, counterexample=counterexample)
+
+
+def _check_sparsity(model: ProbedModel, needs: RequiredTokens) -> tuple[bool, str]:
+    """Return whether the assumption holds, and the measured values as text, as all following checks do."""
     k = measure_dependencies(model.task, model.max_train_length, model.seed).k
     measured_k = f"more than {MAX_TOKENS}" if needs.k is None else str(needs.k)
-    result = (
+    return needs.k is not None and k <= MAX_TOKENS, (
         f"an answer depends on up to {k} tokens, including the previous token (declared by the task); this run "
         f"requires {measured_k} other tokens, separators excluded"
     )
-    holds = needs.k is not None and k <= MAX_TOKENS
-    yield AssumptionCheck(name="sparsity", holds=holds, found=result, counterexample="growing k")
-    reach, id_span, num_ids = _measure_spans(model, queries)
-    result = f"the tokens of an answer span {id_span:g} of {num_ids:g} IDs and {reach} tokens (declared by the task)"
-    yield AssumptionCheck(
-        name="locality in IDs", holds=4 * id_span <= num_ids, found=result, counterexample="growing gap"
-    )
-    result = (
+
+
+def _check_deletion(fidelity: SubsampleAccuracy) -> tuple[bool, str]:
+    return fidelity.max_subsampling_change <= MAX_ACCURACY_CHANGE, (
         f"accuracy {fidelity.whole:.3f}, {fidelity.half:.3f} on a half (single tokens) and {fidelity.quarter:.3f} on a "
         "quarter (blocks)"
     )
-    holds = fidelity.max_subsampling_change <= MAX_ACCURACY_CHANGE
-    yield AssumptionCheck(name="deletion", holds=holds, found=result, counterexample="unbounded reach")
-    yield _check_id_coverage(model, max_length)
-    yield _measure_relativity(model, queries)
-    yield _compare_token_frequencies(model, queries, max_length)
 
 
-def _measure_spans(model: ProbedModel, queries: AnswerQueries) -> tuple[int, float, float]:
-    """Return the largest span of the needed tokens in tokens and in IDs, and the largest ID span of an example.
+def _check_locality(model: ProbedModel, queries: AnswerQueries) -> tuple[bool, str]:
+    """Measure the largest span of the needed tokens, including the token before the answer.
 
-    The needed tokens include the token before the answer. With several levels, its ID span is the smallest span on any
-    level.
+    With several levels, the ID span of the needed tokens is the smallest span on any level.
     """
     separators = [model.task.vocabulary.index(symbol) for symbol in model.task.separators]
     tokens, ids = queries.batch.tokens.numpy(), queries.batch.position_ids.numpy()
@@ -168,14 +172,16 @@ def _measure_spans(model: ProbedModel, queries: AnswerQueries) -> tuple[int, flo
         token_indices = np.append(depends_on[~np.isin(tokens[query_index, depends_on], separators)], last_index)
         token_span = max(token_span, int(np.ptp(token_indices)) + 1)
         id_span = max(id_span, min(float(np.ptp(level_ids[query_index, token_indices])) for level_ids in ids) + 1)
-    return token_span, id_span, float(np.ptp(ids, axis=-1).max()) + 1
+    num_ids = float(np.ptp(ids, axis=-1).max()) + 1
+    found = (
+        f"the tokens of an answer span {id_span:g} of {num_ids:g} IDs and {token_span} tokens (declared by the task)"
+    )
+    return 4 * id_span <= num_ids, found
 
 
-def _check_id_coverage(model: ProbedModel, max_length: int) -> AssumptionCheck:
-    assumption_name = "IDs and distances seen in training"
+def _check_id_coverage(model: ProbedModel, max_length: int) -> tuple[bool, str]:
     if not model.decoder.uses_position_ids:
-        result = f"encoding {model.encoding.name} reads no IDs"
-        return AssumptionCheck(name=assumption_name, holds=True, found=result, counterexample="absolute positions")
+        return True, f"encoding {model.encoding.name} reads no IDs"
     ids = model.sample_answer_queries(max_length, 1).batch.position_ids
     min_id, max_id, max_distance = float(ids.min()), float(ids.max()), float((ids.amax(-1) - ids.amin(-1)).max())
     min_train_id, max_train_id = model.id_range
@@ -184,11 +190,11 @@ def _check_id_coverage(model: ProbedModel, max_length: int) -> AssumptionCheck:
     if (max_train_distance := model.trained_distance) is not None:
         result += f"; distances up to {max_distance:g}, {max_train_distance:g} in training"
         holds = holds and (max_distance <= max_train_distance or model.scheme.random_at_evaluation)
-    return AssumptionCheck(name=assumption_name, holds=holds, found=result, counterexample="absolute positions")
+    return holds, result
 
 
 @torch.no_grad()
-def _measure_relativity(model: ProbedModel, queries: AnswerQueries) -> AssumptionCheck:
+def _check_relativity(model: ProbedModel, queries: AnswerQueries) -> tuple[bool, str]:
     """Measure the mean total variation between predictions with the original IDs and with all IDs shifted."""
     batch, query_indices = queries.batch, torch.arange(len(queries.answer))
     last_index = torch.from_numpy(queries.last_index)
@@ -198,17 +204,14 @@ def _measure_relativity(model: ProbedModel, queries: AnswerQueries) -> Assumptio
         try:
             hidden, _ = model.decoder(batch.tokens, batch.position_ids + id_offset)
         except LengthwiseError as error:
-            return AssumptionCheck(
-                name="relativity", holds=False, found=str(error), counterexample="absolute positions"
-            )
+            return False, str(error)
         predictions.append(model.decoder.token_logits(hidden[query_indices, last_index][:, None])[:, 0].softmax(dim=-1))
     total_variation = float((predictions[0] - predictions[1]).abs().sum(dim=-1).mean() / 2)
-    result = f"predictions change by {total_variation:.3f} (total variation) if all IDs increase by {id_shift}"
-    holds = total_variation <= MAX_TOTAL_VARIATION
-    return AssumptionCheck(name="relativity", holds=holds, found=result, counterexample="absolute positions")
+    found = f"predictions change by {total_variation:.3f} (total variation) if all IDs increase by {id_shift}"
+    return total_variation <= MAX_TOTAL_VARIATION, found
 
 
-def _compare_token_frequencies(model: ProbedModel, queries: AnswerQueries, max_length: int) -> AssumptionCheck:
+def _compare_token_frequencies(model: ProbedModel, queries: AnswerQueries, max_length: int) -> tuple[bool, str]:
     """Compare the token frequencies before answers at the longest training length and at ``max_length``.
 
     The comparison does not detect a new token that is rare at ``max_length``.
@@ -220,14 +223,9 @@ def _compare_token_frequencies(model: ProbedModel, queries: AnswerQueries, max_l
         token_counts = np.bincount(tokens[is_before_answer], minlength=len(model.task.vocabulary))
         return np.asarray(token_counts / token_counts.sum())
 
-    total_variation = float(
-        np.abs(frequencies(queries) - frequencies(model.sample_answer_queries(max_length))).sum() / 2
-    )
-    result = (
+    long_queries = model.sample_answer_queries(max_length)
+    total_variation = float(np.abs(frequencies(queries) - frequencies(long_queries)).sum() / 2)
+    return total_variation <= MAX_TOTAL_VARIATION, (
         f"frequencies at length {max_length} differ by {total_variation:.3f} "
         f"(total variation; allowed: {MAX_TOTAL_VARIATION})"
-    )
-    holds = total_variation <= MAX_TOTAL_VARIATION
-    return AssumptionCheck(
-        name="same token frequencies", holds=holds, found=result, counterexample="new background token"
     )

@@ -20,6 +20,7 @@ from lengthwise.evaluation.forecast.probed_model import (
     AnswerQueries,
     ProbedModel,
     SubsampleAccuracy,
+    mark_answers,
     measure_subsample_accuracy,
 )
 from lengthwise.evaluation.forecast.subsampling import split_into_pieces, upweight_distractors
@@ -125,7 +126,7 @@ def predict_accuracy(
     length_ratio = queries.batch.tokens.shape[1] / budget
     upweighted = upweight_distractors(train_queries.depends_on, train_queries.last_index, length_ratio)
     diluted = model.query(train_queries, upweighted).correct[(upweighted.weights > 1).any(axis=1)]
-    num_answers = queries.max_answer_tokens(model.task.vocabulary.index("end"))
+    num_answers = int(mark_answers(model.task, queries.batch).sum(axis=1).max())
     response = _query_responses(model, length, budget)
     exact_low, exact_high = response.exact_interval(
         num_answers + 1, low, high, error=1 - mean, misled=mean - every_piece, shift=margin - MARGIN
@@ -256,7 +257,14 @@ def certify_decoder(model: ProbedModel, lengths: Sequence[int]) -> RunCertificat
     lengths, a task without depends_on, or attention that does not allow subsampling. If a run does not fit its training
     lengths, the certificate contains no other assumptions and no predictions.
     """
-    _check_request(model, lengths)
+    for length in lengths:
+        if length <= model.max_train_length:
+            raise SettingError(
+                f"length {length} is not beyond the longest training length {model.max_train_length}; use longer "
+                "lengths, or measure this length with lengthwise evaluate"
+            )
+    if (obstacle := model.subsampling_obstacle) is not None:
+        raise SettingError(obstacle)
     model.decoder.eval()
     train_queries = model.sample_answer_queries(model.max_train_length)
     budget = train_queries.batch.tokens.shape[1]
@@ -290,17 +298,6 @@ def certify_decoder(model: ProbedModel, lengths: Sequence[int]) -> RunCertificat
         horizon=_find_longest_accurate_length(model, predict_length, test_lengths) if refusal is None else None,
         refusal=refusal,
     )
-
-
-def _check_request(model: ProbedModel, lengths: Sequence[int]) -> None:
-    for length in lengths:
-        if length <= model.max_train_length:
-            raise SettingError(
-                f"length {length} is not beyond the longest training length {model.max_train_length}; use longer "
-                "lengths, or measure this length with lengthwise evaluate"
-            )
-    if (obstacle := model.subsampling_obstacle) is not None:
-        raise SettingError(obstacle)
 
 
 def _refusal_reason(fidelity: SubsampleAccuracy) -> str | None:

@@ -3,10 +3,10 @@
 import json
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from lengthwise.core.files import check_report_folder, write_atomically
 from lengthwise.core.json_parsing import non_finite_to_null
@@ -158,14 +158,12 @@ def write_report(certificate: Certificate, folder: Path) -> Path:
         axes.set_ylim(bottom=max(axes.get_ylim()[0], MIN_DRAWN_RISK))
     if curves:
         set_length_axis(axes, {length for curve in curves for length, _ in curve.points}, plot.train_lengths)
-    ends = [LineLabel(text=curve.name, color=colors[curve.name], value=float(curve.points[-1][1])) for curve in curves]
-    label_lines(axes, ends)
+    label_lines(axes, [LineLabel(name, colors[name], float(points[-1][1])) for name, points, _ in curves])
     figure.savefig(folder / "figure.png", dpi=160)
     return folder / "figure.png"
 
 
-@dataclass(frozen=True, slots=True)
-class _Curve:
+class _Curve(NamedTuple):
     """Curve of a figure: its name, its points (length and value), and its style."""
 
     name: str
@@ -179,8 +177,7 @@ def _curve(name: str, rows: Iterable[Any], quantity: str, style: str = "o-") -> 
     return _Curve(name, [(length, value) for length, value in points if value is not None and value < math.inf], style)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Plot:
+class _Plot(NamedTuple):
     """Content of the figure of a certificate; ``quantity`` names the vertical axis."""
 
     title: str

@@ -1,7 +1,7 @@
 """A trained decoder that answers queries about single tokens from a subsample of each sequence."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -73,13 +73,14 @@ class AnswerQueries:
             depends_on=[self.depends_on[index] for index in indices],
         )
 
-    def take_first(self, num_queries: int) -> "AnswerQueries":
-        """Return the first ``num_queries`` queries, or all queries if there are fewer."""
-        return self.select(np.arange(min(num_queries, len(self.answer))))
 
-    def max_answer_tokens(self, end_token: int) -> int:
-        """Return the largest number of answer tokens in one example, without the end token."""
-        return int((self.batch.token_scored & (self.batch.tokens != end_token)).sum(dim=1).max())
+def take_first(batches: Iterable[AnswerQueries], num_queries: int) -> Iterator[AnswerQueries]:
+    """Yield the first ``num_queries`` queries of all batches together, without empty batches."""
+    for queries in batches:
+        selected = queries.select(np.arange(min(num_queries, len(queries.answer))))
+        if len(selected.answer):
+            yield selected
+        num_queries -= len(selected.answer)
 
 
 def build_queries(task: Task, examples: Examples, batch: Batch, answer: Int[np.ndarray, " queries"]) -> AnswerQueries:
@@ -88,10 +89,10 @@ def build_queries(task: Task, examples: Examples, batch: Batch, answer: Int[np.n
     needed_indices = []
     for example_index, answer_index in enumerate(answer.tolist()):
         is_separator = np.isin(examples.tokens[example_index, :answer_index], separators)
-        depends_on = (
-            np.empty(0, dtype=int) if examples.depends_on is None else examples.depends_on[example_index, answer_index]
-        )
-        depends_on = depends_on[depends_on >= 0]
+        depends_on: Int[np.ndarray, " _"] = np.empty(0, dtype=int)
+        if examples.depends_on is not None:
+            depends_on = examples.depends_on[example_index, answer_index]
+            depends_on = depends_on[depends_on >= 0]
         if isinstance(task, TaskWithFoundCoupling):
             # A found rule names the new prompt token of each step, not the tokens before it or the earlier answers.
             before = (np.append(depends_on, answer_index - 1)[:, None] - np.arange(NUM_TOKENS_BEFORE + 1)).ravel()
@@ -104,7 +105,7 @@ def sample_queries(task: Task, scheme: PositionScheme, length: int, num_queries:
     """Sample examples, and return a query for one random answer token of each, never the end token."""
     rng = random_stream(seed, "forecast questions", length)
     examples, batch = _sample_batch(task, scheme, length, num_queries, rng)
-    return build_queries(task, examples, batch, sample_answers(batch, task.vocabulary.index("end"), rng))
+    return build_queries(task, examples, batch, sample_answers(task, batch, rng))
 
 
 def _sample_batch(
@@ -114,9 +115,14 @@ def _sample_batch(
     return examples, to_batch(length, examples, scheme.assign(examples, rng, training=False))
 
 
-def sample_answers(batch: Batch, end_token: int, rng: np.random.Generator) -> Int[np.ndarray, " batch"]:
+def mark_answers(task: Task, batch: Batch) -> Bool[np.ndarray, "batch seq"]:
+    """Return a mask of the answer tokens, without the end tokens."""
+    return (batch.token_scored & (batch.tokens != task.vocabulary.index("end"))).numpy()
+
+
+def sample_answers(task: Task, batch: Batch, rng: np.random.Generator) -> Int[np.ndarray, " batch"]:
     """Return the token index of one random answer token of each example, never the end token."""
-    is_answer = (batch.token_scored & (batch.tokens != end_token)).numpy()
+    is_answer = mark_answers(task, batch)
     return np.asarray((rng.random(is_answer.shape) * is_answer).argmax(axis=1))
 
 
@@ -128,10 +134,8 @@ def _query_batch(
     subsample = Subsample(**{field.name: getattr(subsample, field.name)[sequences] for field in fields(Subsample)})
     batch, num_queries = queries.batch.select_examples(query_slice), query_slice.stop - query_slice.start
     answer, last_column = torch.from_numpy(queries.answer[query_slice]), torch.from_numpy(subsample.last_column)
-    repeated_needed = [
-        token_indices for token_indices in queries.depends_on[query_slice] for _ in range(num_subsamples)
-    ]
-    is_needed = np.stack([np.isin(*pair) for pair in zip(subsample.indices, repeated_needed, strict=True)])
+    needed = [queries.depends_on[query_slice.start + row // num_subsamples] for row in range(len(subsample.indices))]
+    is_needed = np.stack([np.isin(*pair) for pair in zip(subsample.indices, needed, strict=True)])
     outside_needed = torch.from_numpy(1.0 - is_needed).float()
     leakage: list[Tensor] = []
     sequence_indices = torch.arange(num_queries * num_subsamples)
@@ -158,10 +162,8 @@ def query_without_tokens(
     """
     correct = []
     for row, (last, sets) in enumerate(zip(queries.last_index.tolist(), hidden_tokens, strict=True)):
-        batch, answer = (
-            queries.batch.select_examples(slice(row, row + 1)),
-            torch.from_numpy(queries.answer[row : row + 1]),
-        )
+        query = queries.select(np.array([row]))
+        batch, answer = query.batch, torch.from_numpy(query.answer)
         tokens, ids = batch.tokens[:, : last + 1], batch.position_ids[:, :, : last + 1]
         _, cache = decoder(tokens[:, :last], ids[:, :, :last]) if last else (None, None)
         for hidden_set in sets:

@@ -69,8 +69,8 @@ def subsample(
         token_units = np.arange(last + 1) if unit_ids is None else unit_ids[query, : last + 1]
         # Block starts are random, so that no token is always the first of its block.
         block_offset = int(rng.integers(block_size)) if len(np.unique(token_units)) > budget else 0
-        required = _with_neighbors(needed_tokens, last, num_neighbors)
-        blocks = _divide_into_blocks(required, token_units, budget, block_size, block_offset)
+        near = _with_neighbors(needed_tokens, last, num_neighbors)
+        blocks = _divide_into_blocks(near, token_units, budget, block_size, block_offset)
         subsamples += blocks.select(rng.choice(blocks.optional_blocks, size=(1, blocks.num_sampled), replace=False))
     return _stack_subsamples(subsamples)
 
@@ -88,19 +88,12 @@ def split_into_pieces(
     the same number of pieces, so shorter sequences repeat some blocks. Return the pieces, sorted by query, and the
     fraction of tokens that they cover (the minimum over queries).
     """
-    blocks_per_query = [
-        _divide_into_blocks(
-            _with_neighbors(tokens, last, NUM_NEIGHBORS),
-            np.arange(last + 1),
-            budget,
-            BLOCK_SIZE,
-            int(rng.integers(BLOCK_SIZE)),
-        )
-        for tokens, last in zip(depends_on, last_index.tolist(), strict=True)
-    ]
-    num_required = max(
-        1, *(-(-len(blocks.optional_blocks) // max(1, blocks.num_sampled)) for blocks in blocks_per_query)
-    )
+    blocks_per_query, num_required = [], 1
+    for tokens, last in zip(depends_on, last_index.tolist(), strict=True):
+        near, offset = _with_neighbors(tokens, last, NUM_NEIGHBORS), int(rng.integers(BLOCK_SIZE))
+        blocks = _divide_into_blocks(near, np.arange(last + 1), budget, BLOCK_SIZE, offset)
+        num_required = max(num_required, -(-len(blocks.optional_blocks) // max(1, blocks.num_sampled)))
+        blocks_per_query.append(blocks)
     num_pieces = min(max_pieces, num_required)
     subsamples: list[_SampledTokens] = []
     for blocks in blocks_per_query:

@@ -246,10 +246,6 @@ def describe_picture(picture: ExamplePicture) -> Iterator[str]:
         yield "the task does not declare which tokens its answers need"
         if links:
             yield "each link leads to a token with the ID of the token before the answer"
-    yield from _run_sentences(picture, bool(links))
-
-
-def _run_sentences(picture: ExamplePicture, has_links: bool) -> Iterator[str]:
     head, predictions = picture.attention_head, [answer.prediction for answer in picture.answers if answer.prediction]
     if head is None:
         return
@@ -257,7 +253,7 @@ def _run_sentences(picture: ExamplePicture, has_links: bool) -> Iterator[str]:
     ids = f" and {sum(ids_correct)} of {len(ids_correct)} IDs" if ids_correct else ""
     num_correct = sum(prediction.token_correct for prediction in predictions)
     yield f"the run predicts {num_correct} of {len(predictions)} tokens{ids} correctly"
-    strongest = "link" if has_links else "earlier token"
+    strongest = "link" if links else "earlier token"
     where = f"layer {head.layer}, head {head.head}"
     yield f"attention of {where}: on average {head.weight:.2f} on its strongest {strongest}"
 

@@ -4,7 +4,7 @@ import math
 import re
 import textwrap
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element, SubElement
@@ -18,7 +18,6 @@ from lengthwise.evaluation.picture.example_picture import (
     PREVIOUS,
     AnswerPrediction,
     ExamplePicture,
-    PictureAnswer,
     describe_picture,
     format_number,
     group_color,
@@ -83,22 +82,24 @@ NOT_IN_XML = re.compile("[\ufffe\uffff]")
 
 @dataclass(frozen=True, kw_only=True)
 class SVGLayout:
-    """Lines of tokens; the prompt and the response start a line each. ``top`` is the space for the title."""
+    """Lines of tokens below the lines of the title; the prompt and the response start a line each."""
 
     picture: ExamplePicture
-    top: Number
+
+    @cached_property
+    def title_lines(self) -> list[str]:
+        """Lines of the sentences that describe the picture."""
+        max_characters = int(self.width / TEXT_WIDTH)
+        return [line for text in describe_picture(self.picture) for line in textwrap.wrap(text, max_characters)]
 
     @cached_property
     def column_width(self) -> Number:
         """Width of a column with its gap."""
         texts = [token_label(token) for token in self.picture.tokens]
         texts += [format_number(position_id) for ids in self.picture.position_ids for position_id in ids]
-        for answer in self.picture.answers:
-            if answer.prediction is not None:
-                texts += [
-                    f"!{token_label(answer.prediction.token)}",
-                    f"!{join_numbers(answer.prediction.position_ids or ())}",
-                ]
+        for prediction in (answer.prediction for answer in self.picture.answers):
+            if prediction is not None:
+                texts += [f"!{token_label(prediction.token)}", f"!{join_numbers(prediction.position_ids or ())}"]
         return max(MIN_COLUMN_WIDTH, CHARACTER_WIDTH * max(map(cell_len, texts)) + 10) + COLUMN_GAP
 
     @cached_property
@@ -133,7 +134,8 @@ class SVGLayout:
             if self.line_of_token[key] == self.line_of_token[answer]:
                 line = self.line_of_token[answer]
                 arcs[line] = max(arcs[line], arc_height(answer - key) + ARC_GAP)
-        tops, y = [], self.top
+        tops: list[Number] = []
+        y: Number = MARGIN + TEXT_LINE_HEIGHT * len(self.title_lines) + 8
         for number, height in enumerate(arcs):
             tops.append(y + height)
             y += height + self.line_height(number) + LINE_GAP
@@ -189,13 +191,7 @@ def label_rows(picture: ExamplePicture) -> Sequence[tuple[str, Number]]:
 
 def draw_svg(picture: ExamplePicture) -> bytes:
     """Return the SVG file of a picture; the same picture gives the same bytes."""
-    layout = SVGLayout(picture=picture, top=MARGIN)
-    lines = [
-        line
-        for sentence in describe_picture(picture)
-        for line in textwrap.wrap(sentence, int(layout.width / TEXT_WIDTH))
-    ]
-    layout = replace(layout, top=MARGIN + TEXT_LINE_HEIGHT * len(lines) + 8)
+    layout = SVGLayout(picture=picture)
     entries = list(_legend(picture))
     width, height = layout.width, layout.bottom + MARGIN + TEXT_LINE_HEIGHT * len(entries) + MARGIN
     size = {"width": f"{width:g}", "height": f"{height:g}", "viewBox": f"0 0 {width:g} {height:g}"}
@@ -206,7 +202,7 @@ def draw_svg(picture: ExamplePicture) -> bytes:
     _add(svg, "desc", ". ".join([*details, *_token_titles(picture)]), id="desc")
     _add(svg, "style", STYLE)
     _add(svg, "rect", class_="page", width="100%", height="100%")
-    for number, line in enumerate(lines):
+    for number, line in enumerate(layout.title_lines):
         kind = "line title" if number == 0 else "line muted"
         _add_text(svg, line, MARGIN, MARGIN + TEXT_LINE_HEIGHT * (number + 0.5), kind)
     _draw_links(svg, picture, layout)
@@ -241,11 +237,9 @@ def _draw_links(svg: Element, picture: ExamplePicture, layout: SVGLayout) -> Non
                 _add(svg, "path", d=layout.link_path(key, answer.index), class_="attention", style=stroke)
     for answer in picture.answers:
         for kind in (PREVIOUS, FAR, COUPLED):
-            paths = [
-                layout.link_path(link.index, answer.index) for link in answer.links if answer.link_kind(link) == kind
-            ]
-            if paths:
-                _add(svg, "path", d="".join(paths), class_=kind)
+            keys = [link.index for link in answer.links if answer.link_kind(link) == kind]
+            if keys:
+                _add(svg, "path", d="".join(layout.link_path(key, answer.index) for key in keys), class_=kind)
 
 
 def _draw_tokens(svg: Element, picture: ExamplePicture, layout: SVGLayout) -> None:
@@ -285,24 +279,19 @@ def _draw_prediction(svg: Element, prediction: AnswerPrediction | None, x: Numbe
             _add_text(svg, text if is_correct else f"!{text}", x, y, "" if is_correct else "wrong")
 
 
-def _token_titles(picture: ExamplePicture) -> list[str]:
-    """Return a description of each token for screen readers."""
+def _token_titles(picture: ExamplePicture) -> Iterator[str]:
+    """Yield a description of each token for screen readers."""
     answers = {answer.index: answer for answer in picture.answers}
-    titles = []
     for index, token in enumerate(picture.tokens):
         ids = join_numbers([level_ids[index] for level_ids in picture.position_ids])
         title = f"token {index}: {token_label(token)}, ID {ids}"
-        titles.append(title + (_answer_title(answers[index]) if index in answers else ""))
-    return titles
-
-
-def _answer_title(answer: PictureAnswer) -> str:
-    links = [f"{link.index} at ID distance {join_numbers(link.id_distance)}" for link in answer.links]
-    title = f"; needs {', '.join(links)}" if links else ""
-    if answer.prediction is None:
-        return title
-    is_correct = answer.prediction.token_correct
-    return f"{title}; predicts {token_label(answer.prediction.token)}, {'correct' if is_correct else 'wrong'}"
+        if (answer := answers.get(index)) is not None:
+            links = [f"{link.index} at ID distance {join_numbers(link.id_distance)}" for link in answer.links]
+            title += f"; needs {', '.join(links)}" if links else ""
+            if (prediction := answer.prediction) is not None:
+                verdict = "correct" if prediction.token_correct else "wrong"
+                title += f"; predicts {token_label(prediction.token)}, {verdict}"
+        yield title
 
 
 def _legend(picture: ExamplePicture) -> Iterator[tuple[str, dict[str, str], str]]:
@@ -315,8 +304,5 @@ def _legend(picture: ExamplePicture) -> Iterator[tuple[str, dict[str, str], str]
     }
     yield from ((kind, {}, meaning) for kind, meaning in meanings.items() if kind in kinds)
     if picture.attention_head is not None:
-        yield (
-            "attention",
-            {"style": f"stroke-width:{BAND_WIDTH / 2:g}"},
-            "attention of the token before the answer; width: weight",
-        )
+        style = {"style": f"stroke-width:{BAND_WIDTH / 2:g}"}
+        yield "attention", style, "attention of the token before the answer; width: weight"

@@ -1,7 +1,7 @@
 """Drawing of a picture for a terminal: rows of columns, one column per token."""
 
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.cells import cell_len
@@ -27,14 +27,10 @@ ANSWER_STYLE, LABEL_STYLE, WRONG_STYLE = "bold", "dim", "bold reverse"
 
 @dataclass(frozen=True, slots=True)
 class LabeledRow:
-    """Label of a row and one cell per token; an empty cell has no text."""
+    """Label of a row, and its cells by token index; a token without a cell has no text."""
 
     label: str
-    cells: list[Text]
-
-    def has_text(self, columns: Sequence[int]) -> bool:
-        """Return True if a cell in these columns has text."""
-        return any(self.cells[column].plain for column in columns)
+    cells: Mapping[int, Text]
 
 
 def draw_text(picture: ExamplePicture, width: int) -> Iterator[Text]:
@@ -43,7 +39,7 @@ def draw_text(picture: ExamplePicture, width: int) -> Iterator[Text]:
         yield from map(Text, textwrap.wrap(sentence, width))
     rows = list(_rows(picture))
     label_width = max(cell_len(row.label) for row in rows) + 1
-    cell_width = max(cell_len(cell.plain) for row in rows for cell in row.cells) + 1
+    cell_width = max(cell_len(cell.plain) for row in rows for cell in row.cells.values()) + 1
     per_line = max(1, (width - label_width) // cell_width)
     num_tokens = len(picture.tokens)
     parts = {"prompt": range(picture.prompt_length), "response": range(picture.prompt_length, num_tokens)}
@@ -52,7 +48,7 @@ def draw_text(picture: ExamplePicture, width: int) -> Iterator[Text]:
             columns = range(start, min(start + per_line, part.stop))
             yield Text(f"\n{name}" if start == part.start else f"\n{name}, continued")
             for row in rows:
-                if row.has_text(columns):
+                if not row.cells.keys().isdisjoint(columns):
                     yield _line(row, columns, label_width, cell_width)
     yield Text()
     for line in _legend(rows):
@@ -62,7 +58,7 @@ def draw_text(picture: ExamplePicture, width: int) -> Iterator[Text]:
 def _line(row: LabeledRow, columns: Sequence[int], label_width: int, cell_width: int) -> Text:
     line = Text.assemble((row.label.ljust(label_width), LABEL_STYLE))
     for column in columns:
-        cell = row.cells[column]
+        cell = row.cells.get(column, Text())
         line.append(" " * (cell_width - cell_len(cell.plain)))
         line.append_text(cell)
     line.rstrip()
@@ -71,60 +67,49 @@ def _line(row: LabeledRow, columns: Sequence[int], label_width: int, cell_width:
 
 def _rows(picture: ExamplePicture) -> Iterator[LabeledRow]:
     answers = {answer.index: answer for answer in picture.answers}
-    indexes = range(len(picture.tokens))
-    yield LabeledRow("index", [Text(str(index)) for index in indexes])
-    yield LabeledRow(
-        "token", [Text(token_label(picture.tokens[i]), ANSWER_STYLE if i in answers else "") for i in indexes]
-    )
-    for label, ids, numbers in zip(
-        level_labels(picture), picture.position_ids, picture.color_group_numbers(), strict=True
-    ):
-        yield LabeledRow(
-            label, [_id_cell(position_id, number) for position_id, number in zip(ids, numbers, strict=True)]
-        )
+    yield LabeledRow("index", {index: Text(str(index)) for index in range(len(picture.tokens))})
+    styles = dict.fromkeys(answers, ANSWER_STYLE)
+    tokens = enumerate(map(token_label, picture.tokens))
+    yield LabeledRow("token", {index: Text(label, styles.get(index, "")) for index, label in tokens})
+    groups = picture.color_group_numbers()
+    for label, ids, numbers in zip(level_labels(picture), picture.position_ids, groups, strict=True):
+        colors = ["" if number is None else f"#000000 on {group_color(number)}" for number in numbers]
+        yield LabeledRow(label, dict(enumerate(map(Text, map(format_number, ids), colors))))
     most = max((len(answer.links) for answer in picture.answers), default=0)
     for rank in range(min(most, MAX_LINKS)):
-        linked = {i: answer for i, answer in answers.items() if rank < len(answer.links)}
-        yield LabeledRow("needs", [Text(str(linked[i].links[rank].index) if i in linked else "") for i in indexes])
-        yield LabeledRow("distance", [Text(_distance_label(linked[i], rank) if i in linked else "") for i in indexes])
-    more = {i: len(answer.links) - MAX_LINKS for i, answer in answers.items()}
-    yield LabeledRow("more", [Text(f"+{more[i]}" if more.get(i, 0) > 0 else "") for i in indexes])
+        links = {index: answer.links[rank] for index, answer in answers.items() if rank < len(answer.links)}
+        yield LabeledRow("needs", {index: Text(str(link.index)) for index, link in links.items()})
+        distances = {index: join_numbers(link.id_distance) for index, link in links.items()}
+        distances |= {index: "-" for index, link in links.items() if answers[index].link_kind(link) == PREVIOUS}
+        yield LabeledRow("distance", {index: Text(distance) for index, distance in distances.items()})
+    more = {index: len(answer.links) - MAX_LINKS for index, answer in answers.items()}
+    yield LabeledRow("more", {index: Text(f"+{number}") for index, number in more.items() if number > 0})
     if picture.attention_head is not None:
-        yield from _run_rows(answers, indexes)
+        yield from _run_rows(answers)
 
 
-def _distance_label(answer: PictureAnswer, rank: int) -> str:
-    link = answer.links[rank]
-    return "-" if answer.link_kind(link) == PREVIOUS else join_numbers(link.id_distance)
-
-
-def _id_cell(position_id: int | float, number: int | None) -> Text:
-    return Text(format_number(position_id), "" if number is None else f"#000000 on {group_color(number)}")
-
-
-def _run_rows(answers: dict[int, PictureAnswer], indexes: range) -> Iterator[LabeledRow]:
-    predictions = {i: answer.prediction for i, answer in answers.items() if answer.prediction is not None}
+def _run_rows(answers: Mapping[int, PictureAnswer]) -> Iterator[LabeledRow]:
+    predictions = {index: answer.prediction for index, answer in answers.items() if answer.prediction is not None}
     attended = {
-        i: sorted(enumerate(prediction.attention), key=lambda pair: -pair[1])[:MAX_ATTENDED]
-        for i, prediction in predictions.items()
+        index: sorted(enumerate(prediction.attention), key=lambda pair: -pair[1])[:MAX_ATTENDED]
+        for index, prediction in predictions.items()
     }
     for rank in range(MAX_ATTENDED):
         seen = {i: pairs[rank] for i, pairs in attended.items() if rank < len(pairs) and pairs[rank][1] >= MIN_WEIGHT}
-        yield LabeledRow("attends", [Text(str(seen[i][0]) if i in seen else "") for i in indexes])
-        yield LabeledRow("weight", [Text(f"{seen[i][1]:.2f}" if i in seen else "") for i in indexes])
-    tokens = {i: (token_label(prediction.token), prediction.token_correct) for i, prediction in predictions.items()}
-    ids = {
-        i: (join_numbers(prediction.position_ids), bool(prediction.id_correct))
-        for i, prediction in predictions.items()
-        if prediction.position_ids is not None
-    }
-    for label, shown in (("predicts", tokens), ("its ID", ids)):
-        yield LabeledRow(label, [Text(*_marked(*shown[i])) if i in shown else Text() for i in indexes])
+        yield LabeledRow("attends", {index: Text(str(key)) for index, (key, _) in seen.items()})
+        yield LabeledRow("weight", {index: Text(f"{weight:.2f}") for index, (_, weight) in seen.items()})
+    tokens, ids = {}, {}
+    for index, prediction in predictions.items():
+        tokens[index] = _prediction_cell(token_label(prediction.token), prediction.token_correct)
+        if prediction.position_ids is not None:
+            ids[index] = _prediction_cell(join_numbers(prediction.position_ids), bool(prediction.id_correct))
+    yield LabeledRow("predicts", tokens)
+    yield LabeledRow("its ID", ids)
 
 
-def _marked(text: str, is_correct: bool) -> tuple[str, str]:
-    """Return the text and the style of a prediction, with an exclamation mark if it is wrong."""
-    return (text, "") if is_correct else (f"!{text}", WRONG_STYLE)
+def _prediction_cell(text: str, is_correct: bool) -> Text:
+    """Return the cell of a prediction, with an exclamation mark if it is wrong."""
+    return Text(text) if is_correct else Text(f"!{text}", WRONG_STYLE)
 
 
 def _legend(rows: Sequence[LabeledRow]) -> Iterator[str]:
@@ -134,5 +119,5 @@ def _legend(rows: Sequence[LabeledRow]) -> Iterator[str]:
         "attends": "attends: index of a token with much attention from the token before the answer",
         "predicts": "predicts: token and ID that the run predicts; ! marks a wrong one",
     }
-    labels = {row.label for row in rows if row.has_text(range(len(row.cells)))}
+    labels = {row.label for row in rows if row.cells}
     return (meaning for label, meaning in meanings.items() if label in labels)
