@@ -156,8 +156,8 @@ def influence(
     if as_json:
         print_json({"folder": str(out), "summaries": summaries})
         return
-    for table in (table for summary in summaries for table in summary_tables(summary)):
+    for table in (table for measured in summaries for table in summary_tables(measured)):
         print_table(*table)
     print_line(f"page: {folders[0] / PAGE_FILE}" if scale_figure is None else f"figure: {scale_figure}")
-    for summary in summaries:
-        print_line(summary["answer"]["sentence"])
+    for measured in summaries:
+        print_line(measured["answer"]["sentence"])

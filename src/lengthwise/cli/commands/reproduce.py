@@ -54,9 +54,9 @@ def reproduce_(
         )
     print_warnings(result.comparison.warnings, is_complete=result.comparison.is_complete)
     if as_json:
-        facts = {"results": result.comparison.rows, "diverged": result.comparison.diverged}
-        facts |= {"measurements": result.measurements, "figure": str(result.figure)}
-        print_json({"claim": claim, "size": size, **facts})
+        rows = {"results": result.comparison.rows, "diverged": result.comparison.diverged}
+        rest = {"measurements": result.measurements, "figure": str(result.figure)}
+        print_json({"claim": claim, "size": size, **rows, **rest})
         return
     for title, header, body in result.tables:
         print_table(title, header, body)
