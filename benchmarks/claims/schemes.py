@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from lengthwise.experiments.experiment import Experiment
-from lengthwise.experiments.recipes.tuned_encodings import extend_until_fit
+from lengthwise.experiments.recipes.tuned_encodings import train_longer_until_fit
 from lengthwise.positions import Coupled, Predicted, Randomized, RandomStart, Skipwise
 
 
@@ -19,7 +19,7 @@ def compare_with_schemes(
     num_ids, max_gaps = ppc_experiment.scheme.num_position_ids, ppc_experiment.scheme.max_gaps
     coupled = Coupled(num_position_ids=num_ids, max_gaps=max_gaps)
     num_own_ids = ids_factor * num_ids
-    rotary_experiment = replace(rotary_experiment, training=extend_until_fit(rotary_experiment.training))
+    rotary_experiment = replace(rotary_experiment, training=train_longer_until_fit(rotary_experiment.training))
     return {
         "coupled, IDs given": replace(ppc_experiment, scheme=coupled),
         "coupled, no gaps": replace(ppc_experiment, scheme=replace(coupled, max_gaps=0)),

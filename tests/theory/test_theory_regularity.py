@@ -22,7 +22,7 @@ from lengthwise.theory.bounds.bound_inputs import (
     regularity_constant,
     regularity_ratio,
     shape_probabilities,
-    start_uniformity,
+    start_offset_uniformity,
 )
 from lengthwise.theory.bounds.training_window_covers import GridWindowCover, expected_piece_counts
 
@@ -113,7 +113,7 @@ def test_a_shape_that_training_lacks_makes_eta_and_rho_infinite():
     assert regularity_constant(LATER_WIDE, 8, 3) == pytest.approx(7 / 2)
     assert regularity_constant(LATER_WIDE, 9, 3) == np.inf
     assert regularity_ratio(LATER_WIDE, 9, 8) == np.inf
-    assert start_uniformity(LATER_WIDE, [8, 9]) == np.inf
+    assert start_offset_uniformity(LATER_WIDE, [8, 9]) == np.inf
 
 
 def test_rho_is_the_largest_ratio_of_the_longer_length_to_the_shorter():
@@ -125,13 +125,13 @@ def test_rho_is_the_largest_ratio_of_the_longer_length_to_the_shorter():
 
 
 def test_uniform_starts_have_the_constant_one():
-    assert start_uniformity(PAIRS, range(6, 20)) == pytest.approx(1, rel=1e-12)
+    assert start_offset_uniformity(PAIRS, range(6, 20)) == pytest.approx(1, rel=1e-12)
 
 
 @pytest.mark.parametrize("placement", [PAIRS, Tilted(), Tilted(tilt=1.2)])
 def test_the_uniformity_of_starts_bounds_the_ratio_of_all_probabilities_of_a_shape(placement):
     lengths = range(5, 14)
-    rho0 = start_uniformity(placement, lengths)
+    rho0 = start_offset_uniformity(placement, lengths)
     by_shape: dict[tuple[int, ...], list[float]] = {}
     for length in lengths:
         for (shape, _), probability in table_of(placement, length).items():

@@ -44,7 +44,7 @@ def format_estimate(estimate: Estimate, digits: int = 2, sign: bool = False) -> 
     return f"{value} [{estimate['low']:.{digits}f}, {estimate['high']:.{digits}f}]"
 
 
-def judge_increase(estimate: Estimate) -> str:
+def judge_loss_increase(estimate: Estimate) -> str:
     """Return if an increase of the loss is clear (``WORSE``), absent (``SAME``) or neither."""
     if estimate["value"] is None:
         return MISSING
@@ -104,7 +104,7 @@ class Findings:
             row: dict[str, Any] = {"length": length, "half": half, "loss": self.estimate(self.losses(length))}
             if half is not None:
                 row["increase"] = self.difference((length, PUBLISHED), (half, PUBLISHED))
-                row["verdict"] = judge_increase(row["increase"])
+                row["verdict"] = judge_loss_increase(row["increase"])
                 if self._finds_less(length, half):
                     row["verdict"] = FEWER
             rows.append(row)
@@ -251,7 +251,7 @@ class Findings:
         length, found = self.plan.lengths[0], list[dict[str, Any]]()
         for change in self.subject.changes:
             gain = self.difference((length, PUBLISHED), (length, change.name))
-            if change.everywhere and judge_increase(gain) == WORSE:
+            if change.everywhere and judge_loss_increase(gain) == WORSE:
                 found.append({"name": change.name, "cause": change.cause, "lines": change.lines(), "gain": gain})
         return max(found, key=lambda row: row["gain"]["value"], default=None)
 
@@ -276,7 +276,7 @@ class Findings:
             sentence = "Cannot tell: no length fails clearly." if unclear else "Nothing fails at the measured lengths."
             return {**box, "sentence": sentence, "cause": None, "placebo": placebo, "notes": notes}
         lost = self.difference((length, PUBLISHED), (self.reference, PUBLISHED))
-        helpful = [row for row in self.gains_of_changes if judge_increase(row["gain"]) == WORSE]
+        helpful = [row for row in self.gains_of_changes if judge_loss_increase(row["gain"]) == WORSE]
         measured = [row["name"] for row in self.gains_of_changes]
         missing = [change.name for change in self.subject.changes_at(length) if change.name not in measured]
         cause = None
@@ -344,7 +344,7 @@ class Findings:
 
     def best_edit(self) -> dict[str, Any] | None:
         """Return the row of the edit of the configuration with the largest clear gain, or None."""
-        rows = (row for row in self.gains_of_changes if row["lines"] and judge_increase(row["gain"]) == WORSE)
+        rows = (row for row in self.gains_of_changes if row["lines"] and judge_loss_increase(row["gain"]) == WORSE)
         return next(rows, None)
 
     def change_box(self) -> Box:
@@ -384,7 +384,7 @@ class Findings:
             f"{fails_at:,} tokens by {format_estimate(best['gain'])} nats{cost_text}."
         )
         truncation = best["left"]
-        if judge_increase(truncation) == WORSE:
+        if judge_loss_increase(truncation) == WORSE:
             box["notes"].append(
                 f"With {best['name']}, the loss at {fails_at:,} tokens is still {format_estimate(truncation)} nats "
                 f"above that of the last {self.reference:,} tokens alone, so truncation is better for these texts."
@@ -419,7 +419,7 @@ class Findings:
         if not rows:
             return {**box, "sentence": f"Not measured: the documents are too short, or {NO_TIME}."}
         # A band without a clear gain ends the useful context only if no later band has one.
-        gains = [judge_increase(row["other"]) for row in rows]
+        gains = [judge_loss_increase(row["other"]) for row in rows]
         useful = [row for row, gain in zip(rows, gains, strict=True) if gain == WORSE]
         unclear = [row for row, gain in zip(rows, gains, strict=True) if gain == UNCLEAR]
         end = useful[-1]["to"] if useful else rows[0]["from"]

@@ -317,7 +317,7 @@ def change_settings(settings: Setting, changes: Sequence[SettingChange], label: 
         raise type(error)(f"{', '.join(sources)}: {error}") from None
 
 
-def changed_train_lengths(changes: Sequence[SettingChange]) -> tuple[int, int] | None:
+def find_changed_train_lengths(changes: Sequence[SettingChange]) -> tuple[int, int] | None:
     """Return the training lengths after the changes, or None if they set none; ``change_settings`` checks the value."""
     values = [change.value for change in changes if change.path == "train_lengths"]
     if not values or not isinstance(values[-1], list | tuple) or [type(length) for length in values[-1]] != [int, int]:

@@ -15,7 +15,13 @@ from lengthwise.core.errors import LengthwiseError, SettingError, unknown_name_e
 from lengthwise.core.files import read_file
 from lengthwise.core.json_parsing import parse_json
 from lengthwise.experiments import recipes
-from lengthwise.experiments.experiment import TABLES, Experiment, SettingChange, change_settings, changed_train_lengths
+from lengthwise.experiments.experiment import (
+    TABLES,
+    Experiment,
+    SettingChange,
+    change_settings,
+    find_changed_train_lengths,
+)
 from lengthwise.experiments.recipes import recipe, with_scheme_and_encoding
 
 KEYS = ("base", "grid", "seeds")
@@ -90,7 +96,7 @@ def _grid_experiments(path: Path, base: Mapping[str, Any], grid: Mapping[str, li
             for name, value in settings.items()
             if name not in NAMED_PARTS or not isinstance(value, str)
         ]
-        train_lengths = changed_train_lengths(changes)
+        train_lengths = find_changed_train_lengths(changes)
         key = json.dumps([names, train_lengths])
         if key not in starts:
             starts[key] = _start(names, train_lengths, place)

@@ -35,7 +35,7 @@ BYTES_PER_WEIGHT = 16
 
 
 @dataclass(frozen=True, slots=True)
-class IDRequirements:
+class PositionIDRequirements:
     """Requirements of a decoder on position IDs: number of levels, exclusive upper limit or None, and number type."""
 
     encoding: str
@@ -108,7 +108,9 @@ class Decoder(nn.Module):
         self.separators = separators
         # True: ``forward_batches`` and the loss of its tokens are compiled, for the training of large models on a GPU.
         self.compiles_training = False
-        self.check_ids = IDRequirements(encoding.name, num_levels, encoding.num_position_ids, encoding.real_valued)
+        self.check_ids = PositionIDRequirements(
+            encoding.name, num_levels, encoding.num_position_ids, encoding.real_valued
+        )
         self.embedding = nn.Parameter(torch.randn(vocabulary_size, d_model).div_(math.sqrt(d_model)))
         self.segment = nn.Parameter(torch.zeros(len(separators) + 1, d_model)) if settings.segments else None
         self.previous_share = nn.Parameter(torch.zeros(d_model)) if settings.previous_token_mix else None

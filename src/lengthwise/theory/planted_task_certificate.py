@@ -18,7 +18,7 @@ from lengthwise.theory.bounds.bound_inputs import (
     BoundInputs,
     regularity_constant,
     regularity_ratio,
-    start_uniformity,
+    start_offset_uniformity,
 )
 from lengthwise.theory.risk.bayes import (
     BayesPredictor,
@@ -281,4 +281,4 @@ def predict_risk(law: PlantedCorrelations, predictor: Predictor, train_length: i
 
 def _has_same_placement(placement: Placement, train_length: int, length: int) -> bool:
     """Return True if starts are uniform and shapes equally distributed at both lengths and at ``ASYMPTOTIC_LENGTH``."""
-    return start_uniformity(placement, [train_length, length, ASYMPTOTIC_LENGTH]) <= 1 + RHO0_TOLERANCE
+    return start_offset_uniformity(placement, [train_length, length, ASYMPTOTIC_LENGTH]) <= 1 + RHO0_TOLERANCE

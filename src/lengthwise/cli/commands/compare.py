@@ -55,12 +55,14 @@ def compare_(
     from lengthwise.cli import experiment_options
     from lengthwise.cli.config_file import read_setting_changes
     from lengthwise.evaluation.tables_and_figures import draw_result_figure, result_tables
-    from lengthwise.experiments.experiment import change_settings, changed_train_lengths
+    from lengthwise.experiments.experiment import change_settings, find_changed_train_lengths
     from lengthwise.experiments.recipes import quick_version
     from lengthwise.experiments.runner import compare
 
     changes = read_setting_changes(given_options)
-    experiments = experiment_options.experiments_from_names(names or [], task, rows, changed_train_lengths(changes))
+    experiments = experiment_options.experiments_from_names(
+        names or [], task, rows, find_changed_train_lengths(changes)
+    )
     for label, experiment in experiments.items():
         base_experiment = replace(quick_version(experiment) if use_quick else experiment, seed=0)
         if lengths is not None:

@@ -73,7 +73,7 @@ def train_(
         print_message(f"searching for a coupling in examples of {task}")
     from lengthwise.cli import experiment_options
     from lengthwise.cli.config_file import read_setting_changes, select_component_names
-    from lengthwise.experiments.experiment import change_settings, changed_train_lengths
+    from lengthwise.experiments.experiment import change_settings, find_changed_train_lengths
     from lengthwise.experiments.recipes import quick_version
     from lengthwise.experiments.run import train
     from lengthwise.experiments.run_folder import is_run_folder, read_experiment
@@ -87,7 +87,7 @@ def train_(
     else:
         names = given_names if name is not None else select_component_names(changes, **given_names)
         experiment = experiment_options.experiment_from_names(
-            name, **names, train_lengths=changed_train_lengths(changes)
+            name, **names, train_lengths=find_changed_train_lengths(changes)
         )
     if use_quick and not (resume and saved_run == out):
         experiment = quick_version(experiment)

@@ -151,11 +151,11 @@ def with_tuned_settings(experiment: Experiment) -> Experiment:
     settings = found or fitted_task
     decoder, training = (settings.decoder, settings.training) if settings else (FOUR_LAYERS, ADDITION_TRAINING)
     if found is None or _limits_of_fit(experiment):
-        training = extend_until_fit(training)
+        training = train_longer_until_fit(training)
     return replace(experiment, decoder=decoder, training=training)
 
 
-def extend_until_fit(training: TrainingSettings) -> TrainingSettings:
+def train_longer_until_fit(training: TrainingSettings) -> TrainingSettings:
     """Return the training with more steps, which stops when the run fits."""
     steps = MAX_STEPS_FACTOR * training.steps
     return replace(training, steps=steps, fit_every=100, cooldown_steps=training.steps // 2)

@@ -26,7 +26,7 @@ from lengthwise.theory.bounds.bound_inputs import (
     regularity_constant,
     require_finite,
     safe_ratio,
-    start_uniformity,
+    start_offset_uniformity,
 )
 from lengthwise.theory.bounds.training_window_covers import (
     ChunkDifferenceCover,
@@ -55,8 +55,8 @@ def largest_kappa(case: BoundInputs) -> float:
 
 
 def start_uniformity_ratio(case: BoundInputs, lengths: range) -> float:
-    """Return ``start_uniformity`` over ``lengths`` and the test length; raise ``BoundError`` if infinite."""
-    rho0 = start_uniformity(case.law.placement, [*lengths, case.test_length])
+    """Return ``start_offset_uniformity`` over ``lengths`` and the test length; raise ``BoundError`` if infinite."""
+    rho0 = start_offset_uniformity(case.law.placement, [*lengths, case.test_length])
     return require_finite(rho0, IRREGULARITY_MESSAGE, "rare shape")
 
 
@@ -111,8 +111,8 @@ def minimax_quadratic_bound(case: BoundInputs) -> float:
 def length_ratio_quadratic_bound(case: BoundInputs) -> float:
     """Return ``48 kappa rho0 (N / L)^2 delta`` with the largest risk delta over L/2 .. L.
 
-    The constant rho0 (see ``start_uniformity``) is near 1 if the start of the planted set is nearly uniform. This is
-    ``N / L`` times ``linear_bound_from_max_risk``, as if starts were equally probable at all lengths.
+    The constant rho0 (see ``start_offset_uniformity``) is near 1 if the start of the planted set is nearly uniform.
+    This is ``N / L`` times ``linear_bound_from_max_risk``, as if starts were equally probable at all lengths.
     """
     return linear_bound_from_max_risk(case) * case.test_length / case.train_length
 

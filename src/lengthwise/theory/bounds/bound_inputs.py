@@ -88,7 +88,7 @@ def regularity_constant(placement: Placement, length: int, span: int) -> float:
     return float(eta)
 
 
-def start_uniformity(placement: Placement, lengths: Iterable[int]) -> float:
+def start_offset_uniformity(placement: Placement, lengths: Iterable[int]) -> float:
     """Return rho0: the smallest ratio of two factors that bound ``Q_l(o, c) (l - o_k) / q(o)`` at all ``lengths`` l.
 
     ``Q_l(o, c)`` is the probability of a planted set of shape o at start c in l tokens, ``l - o_k`` is the number of
