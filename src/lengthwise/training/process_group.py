@@ -51,12 +51,17 @@ class ProcessGroup:
                 tensor.copy_(total.view_as(tensor))
 
     def sum_counts(self, counts: list[Tensor]) -> list[Tensor]:
-        """Return the sums of tensors of counts over all processes; they replace the counts."""
-        self.all_reduce_sum(counts)
-        return counts
+        """Return the sums of scalar tensors over all processes."""
+        if self.size == 1:
+            return counts
+        total = torch.stack(counts)
+        self.all_reduce_sum([total])
+        return list(total.unbind())
 
     def any_process(self, condition: bool) -> bool:
         """Return True if the condition is true in any process."""
+        if self.size == 1:
+            return condition
         total = torch.tensor([int(condition)])
         self.all_reduce_sum([total])
         return total.item() > 0
@@ -72,10 +77,10 @@ class ProcessGroup:
         """Return the result of a function that every process calls; an error in one process is raised in all."""
         if self.size == 1:
             return function()
-        result: Any = None
+        results: list[Result] = []
         error: Exception | None = None
         try:
-            result = function()
+            results.append(function())
         except Exception as caught:
             error = caught
         errors: list[Exception | None] = [None] * self.size
@@ -84,7 +89,7 @@ class ProcessGroup:
         for first_error in errors:
             if first_error is not None:
                 raise first_error if error is None else error
-        return result
+        return results[0]
 
     def call_in_first(self, function: Callable[[], Result]) -> Result:
         """Call a function in the first process only, and return its result, or raise its error, in all processes."""

@@ -7,6 +7,7 @@ import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import IO, Any
@@ -107,14 +108,22 @@ def read_training_progress(
 
 
 def training_state_tensors(decoder: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Return weights and optimizer state by name; a parameter without state gets the initial state of AdamW."""
+    """Return weights and optimizer state by name; before the first step, the state has placeholders of equal shape."""
     tensors = {f"model.{name}": tensor for name, tensor in decoder.state_dict().items()}
     for name, parameter in decoder.named_parameters():
+        state = optimizer.state.get(parameter) or dict(
+            zip(OPTIMIZER_STATE, (torch.zeros(()), parameter, parameter), strict=True)
+        )
+        tensors |= {f"{part}.{name}": state[part] for part in OPTIMIZER_STATE}
+    return tensors
+
+
+def add_optimizer_state(decoder: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Add the initial state of AdamW for every parameter without state, as its first step would."""
+    for parameter in decoder.parameters():
         if not optimizer.state.get(parameter):
             zeros = torch.zeros((), device=parameter.device), torch.zeros_like(parameter), torch.zeros_like(parameter)
             optimizer.state[parameter] = dict(zip(OPTIMIZER_STATE, zeros, strict=True))
-        tensors |= {f"{part}.{name}": optimizer.state[parameter][part] for part in OPTIMIZER_STATE}
-    return tensors
 
 
 def load_training_state(
@@ -257,7 +266,9 @@ class Trainer:
         first.
         """
         is_restored, self.progress = self.processes.call_in_first(lambda: self._read_newest_checkpoint(earlier))
-        self.processes.broadcast_from_first(list(training_state_tensors(self.decoder, self.optimizer).values()))
+        if self.processes.size > 1:
+            add_optimizer_state(self.decoder, self.optimizer)
+            self.processes.broadcast_from_first(list(training_state_tensors(self.decoder, self.optimizer).values()))
         self.sums.copy_(torch.tensor(self.progress.sums, dtype=self.sums.dtype))
         return is_restored
 
@@ -287,9 +298,7 @@ class Trainer:
         progress = self.progress
         batches = self.prefetcher.get(progress.stage, progress.step)
         progress.update_id_range([batch.position_ids for batch in batches])
-        rate = self.settings.learning_rate_at(progress.step, progress.end)
-        for group in self.optimizer.param_groups:
-            group["lr"] = group["lr"].fill_(rate) if isinstance(group["lr"], Tensor) else rate
+        self._set_rate(self.settings.learning_rate_at(progress.step, progress.end))
         if self.recorder is not None:
             outcome = self.recorder.step(batches, self.device)
             self.prefetcher.start(progress.stage, progress.step + 1)
@@ -305,13 +314,10 @@ class Trainer:
 
     def update(self, batches: Sequence[Batch]) -> AnswerLoss:
         """Update the weights once, add to ``sums``, and return the loss of the batches before the update."""
-        settings = self.settings
-        # "auto" uses float32 on a CPU: bf16 is faster there only with hardware support and a wide model
-        # (benchmarks/speed.md).
-        bf16 = settings.precision == "bf16" or (settings.precision == "auto" and self.device.type == "cuda")
-        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=bf16):
-            share, id_weight = settings.scheduled_sampling, settings.id_weight
+        with self._precision():
+            share = self.settings.scheduled_sampling
             input_ids = mix_predicted_ids(self.decoder, batches, share) if share else None
+            id_weight = self.settings.id_weight
             outcome = compute_answer_loss(self.decoder, batches, id_weight, input_ids, self.processes, self.tilt)
         for parameter in self.parameters:
             parameter.grad = None
@@ -319,7 +325,7 @@ class Trainer:
         values = [getattr(outcome, part.name).detach() for part in fields(outcome)]
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         self.processes.all_reduce_sum([*gradients, *values])
-        nn.utils.clip_grad_norm_(self.parameters, settings.clip, foreach=True)
+        nn.utils.clip_grad_norm_(self.parameters, self.settings.clip, foreach=True)
         self.optimizer.step()
         self.sums += torch.stack([value.double() for value in values])
         return AnswerLoss(**dict(zip([part.name for part in fields(outcome)], values, strict=True)))
@@ -329,12 +335,26 @@ class Trainer:
         batches = self.samplers[stage].batches(step)
         return batches if self.recorder is None else self.recorder.prepare_batches(batches)
 
+    def _set_rate(self, rate: float) -> None:
+        for group in self.optimizer.param_groups:
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+
     def _promote(self, loss: float) -> None:
         """Update the running loss, and move to the next stage if it is low enough."""
         progress, threshold = self.progress, self.settings.stage_threshold
         progress.running_loss += (loss - progress.running_loss) / STAGE_LOSS_WINDOW
         if threshold is not None and progress.running_loss < threshold:
             progress.stage, progress.running_loss = progress.stage + 1, STAGE_START
+
+    def _precision(self) -> AbstractContextManager[Any]:
+        # "auto" uses float32 on a CPU: bf16 is faster there only with hardware support and a wide model
+        # (benchmarks/speed.md).
+        precision = self.settings.precision
+        bf16 = precision == "bf16" or (precision == "auto" and self.device.type == "cuda")
+        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=bf16)
 
     def _check_loss(self, outcome: AnswerLoss) -> None:
         loss, settings = outcome.loss.item(), self.settings
