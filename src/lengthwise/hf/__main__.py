@@ -8,9 +8,10 @@ import runpy
 import sys
 from importlib import import_module
 from importlib.metadata import entry_points
+from importlib.util import find_spec
 from pathlib import Path
 
-from lengthwise import hf
+MODEL_CLASSES = {"lengthwise_model": "LengthwiseForCausalLM", "predictive_model": "PredictivePositionModel"}
 
 
 def main() -> None:
@@ -23,13 +24,12 @@ def main() -> None:
     commands = list(entry_points(group="console_scripts", name=program))
     if not commands and not Path(program).is_file():
         parser.error(f"{program} is neither a command of an installed Python package nor a file")
-    try:
-        transformers = import_module("transformers")
-    except ModuleNotFoundError:
+    if find_spec("transformers") is None:
         parser.error("transformers is not installed; run pip install 'lengthwise[hf]'")
     # Some programs, such as ``transformers serve``, take the class of a model from this module by its name.
-    for model_class in (hf.LengthwiseForCausalLM, hf.PredictivePositionModel):
-        setattr(transformers, model_class.__name__, model_class)
+    transformers = import_module("transformers")
+    for module, name in MODEL_CLASSES.items():
+        setattr(transformers, name, getattr(import_module(f"lengthwise.hf.{module}"), name))
     sys.argv = [program, *arguments.arguments]
     if commands:
         sys.exit(commands[0].load()())
