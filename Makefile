@@ -6,7 +6,8 @@ BUDGET_S ?= 540
 BIN := .venv/bin
 # Tests start hundreds of processes, so compiled files are kept, also where the environment forbids it.
 export PYTHONDONTWRITEBYTECODE :=
-PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
+# Two workers on two cores: a second thread of each makes both slower.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 # Checks shapes and types of every call. Tests take 1.2 to 2.5 times as long, so make shapes does this in four folders.
 TYPED := --jaxtyping-packages=lengthwise,claims,beartype.beartype
 TYPED_TESTS := tests/encodings tests/influence tests/model tests/positions
