@@ -4,21 +4,31 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from tests.support.text_models import byte_tokenizer, tiny_model
 
-from lengthwise.doctor.changes import Change
+from lengthwise.doctor.changes import DROPPED, RESTORED, Change
 from lengthwise.doctor.conclusions import Findings
 from lengthwise.doctor.measurements import BAND, CACHE, LOSS, NEEDLE, PUBLISHED, Subject
 from lengthwise.doctor.plan import Plan
+from lengthwise.hf.causal_lm import CausalLM
+from lengthwise.hf.language_models import LanguageModel
+from lengthwise.hf.tokenization import HFTokenizerAdapter
 
+TINY = LanguageModel(model=CausalLM(tiny_model("llama"), "tiny"), codec=HFTokenizerAdapter(byte_tokenizer(), "tiny"))
 LENGTHS, TRAINED = (128, 256, 512, 1024), 512
 REPAIR = Change(name="YaRN 2x", cause="its angles are new", edit={"rope_parameters": {"factor": 2.0}})
 START = Change(name="start token 1", cause="its tokenizer omits it", first_token=1, everywhere=True)
 THETA = Change(name="rope_theta 500,000", cause="its theta is another", edit={"rope_theta": 5e5}, everywhere=True)
+WITHOUT_MIDDLE = Change(name=DROPPED, cause="more tokens disturb it", kept_first=64)
+ANGLES = Change(name=RESTORED, cause="its angles in memory are others")
 OTHER = Change(name="log-length scaling", cause="its attention spreads", edit={"log_length_from": 512})
 
 
-def plant(increase, *, documents=8, noise=0.0, changes=(), bands=(), cache=(), needles=None):
-    """Return findings with mean losses 3 plus ``increase`` by length, and with gains by change at the last length."""
+def plant(increase, *, documents=8, noise=0.0, changes=(), cost=None, bands=(), cache=(), needles=None):
+    """Return findings with mean losses 3 plus ``increase`` by length, and with gains by change at the last length.
+
+    ``cost`` is the increase of the loss at the length before the last with the first change.
+    """
     rng, values = np.random.default_rng(0), {}
     for index in range(documents):
         level = 3 + rng.normal()
@@ -26,6 +36,9 @@ def plant(increase, *, documents=8, noise=0.0, changes=(), bands=(), cache=(), n
             values[LOSS, index, length, PUBLISHED] = level + extra + noise * rng.normal()
         for change, gain in changes:
             values[LOSS, index, LENGTHS[-1], change.name] = level + increase[-1] - gain + noise * rng.normal()
+        if cost is not None:
+            before_last = values[LOSS, index, LENGTHS[-2], PUBLISHED]
+            values[LOSS, index, LENGTHS[-2], changes[0][0].name] = before_last + cost + noise * rng.normal()
         for near, length, gain in bands:
             values[BAND, index, length, near, "other"] = values[LOSS, index, length, PUBLISHED] + gain
         for name, share in needles or ():
@@ -35,7 +48,7 @@ def plant(increase, *, documents=8, noise=0.0, changes=(), bands=(), cache=(), n
             values[CACHE, index, 512] = {"far": 64, "tokens": [8, 16, 32], "nothing": 1.0, "divergences": divergences}
     plan = Plan(lengths=LENGTHS, documents=documents, trained=TRAINED, num_targets=16)
     used = [change for change, _ in changes]
-    subject = Subject(language_model=None, trained=TRAINED, max_length=None, changes=used, impossible=())
+    subject = Subject(language_model=TINY, trained=TRAINED, max_length=None, changes=used, impossible=())
     return Findings(values=values, plan=plan, subject=subject, own_tokens=[2048] * documents, seed=0)
 
 
@@ -96,6 +109,38 @@ def test_a_fault_at_all_lengths_comes_before_a_cause_at_one_length(fault, gain, 
     assert why["cause"] == (fault.cause if gain else REPAIR.cause if repair else None)
     assert change["lines"] == (fault.lines() if gain else REPAIR.lines() if repair else [])
     assert (fault.name in change["sentence"]) == (gain > 0)
+
+
+@pytest.mark.parametrize(
+    ("gain", "cost", "gain_without_middle", "cause"),
+    [
+        # The edit has a cost of 0.4 at any length, and the rest of the increase is gone.
+        (0.5, 0.4, 0.9, REPAIR.cause),
+        (0.85, 0.0, 0.9, REPAIR.cause),
+        # The increase stays with the edit.
+        (0.1, 0.0, 0.9, WITHOUT_MIDDLE.cause),
+        (0.1, -0.1, 0.9, WITHOUT_MIDDLE.cause),
+        # Half of the increase stays, or the cost was not measured.
+        (0.45, 0.0, 0.9, None),
+        (0.45, None, 0.9, None),
+        (0.0, None, 0.9, WITHOUT_MIDDLE.cause),
+    ],
+)
+def test_inputs_without_the_middle_explain_what_edits_leave(gain, cost, gain_without_middle, cause):
+    changes = [(REPAIR, gain), (WITHOUT_MIDDLE, gain_without_middle)]
+    findings = plant((0.0, 0.0, 0.0, 0.9), noise=0.005, changes=changes, cost=cost)
+    assert findings.why_box()["cause"] == cause
+
+
+@pytest.mark.parametrize(
+    ("gain", "gain_without_middle", "cause"),
+    [(0.9, 0.0, ANGLES.cause), (0.9, 0.9, ANGLES.cause), (0.5, 0.0, ANGLES.cause), (1.2, 0.0, REPAIR.cause)],
+)
+def test_an_edit_explains_more_than_the_angles_that_it_restores_or_nothing(gain, gain_without_middle, cause):
+    changes = [(REPAIR, gain), (ANGLES, 0.9), (WITHOUT_MIDDLE, gain_without_middle)]
+    findings = plant((0.0, 0.0, 0.0, 1.3), noise=0.005, changes=changes)
+    assert findings.why_box()["cause"] == cause
+    assert findings.change_box()["lines"] == []
 
 
 def test_changes_without_a_gain_name_no_cause():

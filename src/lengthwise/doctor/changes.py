@@ -21,6 +21,8 @@ from lengthwise.hf.model_parts import LOG_LENGTH_ATTENTION, count_log_scaled_lay
 FAR_LAYERS = "full_attention"
 # Numbers of first tokens that stay if the middle is dropped.
 NUM_FIRST_TOKENS = 64
+# Names of changes that other changes contain, or that contain others.
+DROPPED, RESTORED = "first tokens kept, middle dropped", "angles from the configuration"
 SCALED = "its rotary angles at these distances did not occur in training"
 KEPT_ROPE_SETTINGS = ("rope_theta", "partial_rotary_factor")
 # Values of rope_theta in published models; a converted model may have lost its own.
@@ -84,7 +86,7 @@ def list_changes(
         name="shifted IDs", cause="its predictions depend on absolute position IDs", shifts_ids=True, is_placebo=True
     )
     dropped = Change(
-        name="first tokens kept, middle dropped",
+        name=DROPPED,
         cause="more tokens than it was trained on disturb its attention",
         kept_first=NUM_FIRST_TOKENS,
     )
@@ -118,7 +120,7 @@ def list_changes(
         else:
             impossible.append(f"NTK scaling divides by zero for {dim} rotary features per head, so it was left out.")
         cause = "its rotary angles in memory are not those of its file"
-        changes.append(Change(name="angles from the configuration", cause=cause))
+        changes.append(Change(name=RESTORED, cause=cause))
         add("compressed IDs 2x", 2 * trained, rope_type="linear", factor=2.0)
         add("YaRN 4x", 4 * trained, rope_type="yarn", factor=4.0, original_max_position_embeddings=trained)
         add("compressed IDs 4x", 4 * trained, rope_type="linear", factor=4.0)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from lengthwise.doctor.cache_budget import EXACT, NUM_FIRST, NUM_NEAR, SELECTIONS
+from lengthwise.doctor.changes import DROPPED, RESTORED
 from lengthwise.doctor.measurements import BAND, CACHE, LOSS, NEEDLE, PUBLISHED, Key, Subject
 from lengthwise.doctor.needles import CHANCE, DEPTHS
 from lengthwise.doctor.plan import Plan
@@ -279,20 +280,19 @@ class Findings:
         helpful = [row for row in self.gains_of_changes if judge_loss_increase(row["gain"]) == WORSE]
         measured = [row["name"] for row in self.gains_of_changes]
         missing = [change.name for change in self.subject.changes_at(length) if change.name not in measured]
-        cause = None
+        best = rival = None
         if not self.gains_of_changes:
             sentence = f"Not measured: {NO_TIME}."
         elif not helpful:
             sentence = f"Cannot tell: none of {len(self.gains_of_changes)} changes recovers the lost nats clearly."
-        elif rival := self._rival(helpful):
-            sentence = f"Cannot tell: {helpful[0]['name']} and {rival} have other causes, but similar gains."
         else:
-            best = helpful[0]
-            cause = best["cause"]
+            best, rival = self._explain(helpful)
             sentence = (
-                f"Most likely, {cause}: {best['name']} recovers {format_estimate(best['share'])} of the "
+                f"Most likely, {best['cause']}: {best['name']} recovers {format_estimate(best['share'])} of the "
                 f"{format_estimate(lost)} nats lost at {length:,} tokens."
             )
+        if best is not None and rival is not None:
+            sentence = f"Cannot tell: {best['name']} and {rival} have other causes, but similar gains."
         if missing:
             notes.append(f"Not measured ({NO_TIME}): {', '.join(missing)}.")
         notes.append(
@@ -302,7 +302,7 @@ class Findings:
         return {
             **box,
             "sentence": sentence,
-            "cause": cause,
+            "cause": None if best is None or rival is not None else best["cause"],
             "lost": lost,
             "placebo": placebo,
             "missing": missing,
@@ -319,15 +319,48 @@ class Findings:
             "notes": notes,
         }
 
-    def _rival(self, helpful: Sequence[Mapping[str, Any]]) -> str | None:
-        """Return the name of a change with another cause whose gain is not clearly below that of the best change."""
-        best, length = helpful[0], self.fails_at
-        assert length is not None
-        for row in helpful[1:]:
-            lead = self.difference((length, row["name"]), (length, best["name"]))
-            if row["cause"] != best["cause"] and not (lead["low"] is not None and lead["low"] > 0):
-                return str(row["name"])
-        return None
+    def _explain(self, helpful: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], str | None]:
+        """Return the row of the change that explains the failure, and the name of a rival with another cause, if any.
+
+        Some changes do what others do, and more: every edit also computes the rotary angles again, and without the
+        middle there are no far tokens at all, whatever disturbs the model there. So the change that does less explains
+        the failure, unless the other one is clearly better or, for the middle, the failure remains.
+        """
+        restored = next((row for row in helpful if row["name"] == RESTORED), None)
+        dropped = next((row for row in helpful if row["name"] == DROPPED), None)
+        edits = [row for row in helpful if row is not dropped]
+        if restored is not None:
+            edits = [row for row in edits if row is restored or self._is_better(row, restored)]
+        if not edits:
+            return helpful[0], None
+        rivals = (row["name"] for row in edits[1:] if row["cause"] != edits[0]["cause"])
+        rival = next((name for name in rivals if not self._is_better(edits[0], {"name": name})), None)
+        if dropped is None or rival is not None:
+            return edits[0], rival
+        # An edit has a cost at short lengths too, so the rest of the increase counts.
+        shares = (edits[0]["share"], self._removed_increase(edits[0]["name"]))
+        if any(share["low"] is not None and share["low"] > 0.5 for share in shares):
+            return edits[0], None
+        is_better = all(share["high"] is not None and share["high"] < 0.5 for share in shares)
+        return (dropped, None) if is_better else (dropped, edits[0]["name"])
+
+    def _is_better(self, row: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+        """Return True if the loss with one change is clearly lower than with another at the failing length."""
+        assert self.fails_at is not None
+        lead = self.difference((self.fails_at, other["name"]), (self.fails_at, row["name"]))
+        return lead["low"] is not None and lead["low"] > 0
+
+    def _removed_increase(self, name: str) -> Estimate:
+        """Estimate the share of the increase from the reference to the failing length that a change removes."""
+        assert self.fails_at is not None
+        lost, left = (
+            {index: long[index] - short[index] for index in long.keys() & short.keys()}
+            for long, short in (
+                (self.losses(self.fails_at, change), self.losses(self.reference, change))
+                for change in (PUBLISHED, name)
+            )
+        )
+        return self.estimate(lost, left, lost)
 
     def _placebo(self) -> dict[str, Any]:
         """Return the effect of the placebo, which should be 0, at its longest measured length."""
@@ -360,6 +393,9 @@ class Findings:
         """Return the box with the edits of the configuration."""
         box: Box = {"title": "What to change", "lines": [], "rows": [], "notes": []}
         best, works_to, fails_at = self.best_edit(), self.works_to, self.fails_at
+        if any(row["name"] == RESTORED and judge_loss_increase(row["gain"]) == WORSE for row in self.gains_of_changes):
+            sentence = "Load the model again with the rotary angles of its configuration, and examine it again."
+            return {**box, "sentence": sentence}
         if fails_at is None:
             sentence = "Change nothing." if self.works_to == max(self.plan.lengths) else "Cannot tell; change nothing."
             return {**box, "sentence": sentence}
