@@ -143,6 +143,13 @@ def test_an_edit_explains_more_than_the_angles_that_it_restores_or_nothing(gain,
     assert findings.change_box()["lines"] == []
 
 
+def test_a_single_measured_change_is_named_with_a_reserve():
+    findings = plant((0.0, 0.0, 0.0, 0.9), noise=0.005, changes=[(REPAIR, 0.85)])
+    assert "another cause" not in findings.why_box()["sentence"]
+    subject = replace(findings.subject, changes=[REPAIR, OTHER])
+    assert "another cause" in replace(findings, subject=subject).why_box()["sentence"]
+
+
 def test_changes_without_a_gain_name_no_cause():
     findings = plant((0.0, 0.0, 0.0, 0.8), noise=0.01, changes=[(REPAIR, 0.0), (OTHER, -0.3)])
     assert findings.why_box()["cause"] is None
@@ -160,6 +167,13 @@ def test_texts_need_the_last_band_with_a_gain(gains, needed):
 def test_fewer_needles_end_the_context_that_works():
     shares = dict(zip(LENGTHS, (1.0, 1.0, 0.25, 0.25), strict=True))
     assert plant((0.0,) * 4, noise=0.001, needles=shares.items()).works_to == 256
+    # A length with a worse loss and fewer needles fails by its loss.
+    at_last = dict(zip(LENGTHS, (1.0, 1.0, 1.0, 0.25), strict=True))
+    worse = plant((0.0, 0.0, 0.0, 0.9), noise=0.001, needles=at_last.items())
+    assert (worse.works_to, worse.fails_at) == (512, 1024)
+    both = plant((0.0, 0.0, 0.0, 0.9), noise=0.001, needles=shares.items())
+    assert (both.works_to, both.fails_at) == (256, 1024)
+    assert "512 tokens, it finds fewer needles than at 256" in both.works_box()["sentence"]
     # At chance, a model never found them.
     assert plant((0.0,) * 4, noise=0.001, needles=[(length, 0.25) for length in LENGTHS]).works_to == 1024
 

@@ -106,7 +106,7 @@ class Findings:
             if half is not None:
                 row["increase"] = self.difference((length, PUBLISHED), (half, PUBLISHED))
                 row["verdict"] = judge_loss_increase(row["increase"])
-                if self._finds_less(length, half):
+                if row["verdict"] != WORSE and self._finds_less(length, half):
                     row["verdict"] = FEWER
             rows.append(row)
         return rows
@@ -166,6 +166,7 @@ class Findings:
         works_to, fails_at, plan = self.works_to, self.fails_at, self.plan
         measured = [row["length"] for row in self.length_rows if row["loss"]["documents"]]
         unclear = next((row for row in self.length_rows if row.get("verdict") in (UNCLEAR, MISSING)), None)
+        fewer = next((row for row in self.length_rows if row.get("verdict") == FEWER), None)
         start = f"It works to {works_to:,} tokens" if works_to is not None else "It fails at the shortest lengths"
         if fails_at is not None:
             row = next(row for row in self.length_rows if row["length"] == fails_at)
@@ -175,9 +176,11 @@ class Findings:
             )
             if unclear is not None and unclear["length"] < fails_at:
                 sentence += f" At {unclear['length']:,} tokens, we cannot tell."
+            if fewer is not None and fewer["length"] < fails_at:
+                sentence += f" At {fewer['length']:,} tokens, it finds fewer needles than at {fewer['half']:,} tokens."
         elif works_to is not None and works_to == max(measured):
             sentence = f"It works to {works_to:,} tokens, the longest length that was measured."
-        elif fewer := next((row for row in self.length_rows if row.get("verdict") == FEWER), None):
+        elif fewer is not None:
             sentence = (
                 f"{start}; at {fewer['length']:,} tokens it finds fewer needles than at {fewer['half']:,} tokens."
             )
@@ -291,6 +294,8 @@ class Findings:
                 f"Most likely, {best['cause']}: {best['name']} recovers {format_estimate(best['share'])} of the "
                 f"{format_estimate(lost)} nats lost at {length:,} tokens."
             )
+            if not any(row["cause"] != best["cause"] for row in self.gains_of_changes) and missing:
+                sentence += " No change with another cause was measured."
         if best is not None and rival is not None:
             sentence = f"Cannot tell: {best['name']} and {rival} have other causes, but similar gains."
         if missing:
