@@ -10,6 +10,7 @@ on the test file, with the seeds. Rows are appended to ``results/peers_tasks.jso
 
 import argparse
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -75,22 +76,41 @@ def verified_share(run: Path, test: Path) -> dict[str, float]:
 
 
 def table_lines(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield the lines of the table: a task and what ``couple`` said, or its exact match by length, worst seed first."""
-    yield "| task | what `couple` says | length | exact match, worst seed first | 95% interval of the worst seed |"
-    yield "|---|---|---|---|---|"
+    """Yield the lines of the table: a task and what ``couple`` said, or its exact match at the longest lengths."""
+    yield "| task | what `couple` says | test length | exact match, worst seed first | its interval | wrong first |"
+    yield "|---|---|---|---|---|---|"
     for name in dict.fromkeys(row["name"] for row in rows):
         own = [row for row in rows if row["name"] == name]
         verdict = next(row for row in own if "seconds" in row)
         if "refusal" in verdict:
-            yield f"| {name} | {verdict['refusal']} | | | |"
+            shares = re.findall(r"(?:predicts?|explains) ([\d.]+%)", verdict["refusal"])
+            share = f" ({shares[0]} of the answers)" if shares else ""
+            yield f"| {name} | refused: {re.split('[:;,]', verdict['refusal'])[0]}{share} | | | | |"
             continue
-        rule = "; ".join(verdict["coupling"]["rule"])
-        for length in sorted({row["length"] for row in own if "length" in row}):
-            here = sorted((row for row in own if row.get("length") == length), key=lambda row: row["exact_match"])
-            worst = here[0]
-            low, high = wilson_interval(round(worst["exact_match"] * worst["num_examples"]), worst["num_examples"])
-            values = " ".join(f"{row['exact_match']:.3f}" for row in here)
-            yield f"| {name} | {rule} | {length} | {values} | {low:.3f} to {high:.3f} |"
+        rule = "; ".join(part.strip(" ;") for part in verdict["coupling"]["rule"])
+        # The shortest length of a test file may be the longest one of training.
+        measured = [row for row in own if row.get("length", 0) > row.get("train_lengths", (0, 0))[1]]
+        by_seed = {row["seed"]: [each for each in measured if each["seed"] == row["seed"]] for row in measured}
+        totals = sorted(
+            (
+                sum(row["exact_match"] * row["num_examples"] for row in own_rows),
+                sum(r["num_examples"] for r in own_rows),
+                seed,
+            )
+            for seed, own_rows in by_seed.items()
+        )
+        if not totals:
+            continue
+        exact, number, worst_seed = totals[0]
+        low, high = wilson_interval(round(exact), number)
+        lengths = sorted({row["length"] for row in measured})
+        errors = [row["first_error"] for row in by_seed[worst_seed] if row["first_error"]]
+        scores = " ".join(f"{count / size:.3f}" for count, size, _ in totals)
+        wrong = ", ".join(
+            f"{part} {count}" for part in ("token", "id", "end") if (count := sum(error[part] for error in errors))
+        )
+        length = " to ".join(str(length) for length in dict.fromkeys((lengths[0], lengths[-1])))
+        yield f"| {name} | {rule} | {length} | {scores} | {low:.3f} to {high:.3f} | {wrong or '-'} |"
 
 
 def main() -> None:
