@@ -41,7 +41,7 @@ def format_estimate(estimate: Estimate, digits: int = 2, sign: bool = False) -> 
         return f"unknown ({estimate['reason']})"
     value = f"{estimate['value']:{'+' if sign else ''}.{digits}f}"
     if estimate["low"] is None:
-        return f"{value} (no interval: {estimate['reason'].partition(',')[0]})"
+        return f"{value} (no interval: {estimate['reason'].partition(', ')[0]})"
     return f"{value} [{estimate['low']:.{digits}f}, {estimate['high']:.{digits}f}]"
 
 
