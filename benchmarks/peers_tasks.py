@@ -94,7 +94,7 @@ def table_lines(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         totals = sorted(
             (
                 sum(row["exact_match"] * row["num_examples"] for row in own_rows),
-                sum(r["num_examples"] for r in own_rows),
+                sum(row["num_examples"] for row in own_rows),
                 seed,
             )
             for seed, own_rows in by_seed.items()
