@@ -1086,6 +1086,8 @@ NOT_FROM_ROWS: dict[str, tuple[tuple[str, str], ...]] = {
             "benchmarks/doctor.md",
         ),
         ("minutes and 1.8 GB on two cores", "benchmarks/doctor.md"),
+        ("no wrong cause in 30 examinations, but", "results/faulty_models.jsonl: seeds 1 to 3"),
+        ("two kinds of fault are never found", "results/faulty_models.jsonl: models without a cause"),
     ),
     "README.md": (
         ("at 12,288 its loss is 0.85 nats higher", "benchmarks/doctor.md"),
