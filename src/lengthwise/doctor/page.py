@@ -11,7 +11,7 @@ from lengthwise.core.html_page import render_page
 
 # Text at the start of each page, which a later examination may replace.
 MARK = '<meta name="generator" content="lengthwise doctor">'
-WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 640, 260, 56, 40, 14
+WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 640, 260, 56, 46, 14
 
 
 def render_examination(result: Mapping[str, Any]) -> str:
