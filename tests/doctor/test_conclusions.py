@@ -63,6 +63,16 @@ def test_a_model_that_breaks_after_its_trained_context_is_found():
     assert findings.answers({"works": findings.works_box(), "needs": why, "change": change})[0]["answer"][:3] == "No."
 
 
+def test_an_unclear_short_length_is_no_failure():
+    findings = plant((0.0, 0.0, 0.0, 0.8), noise=0.001, changes=[(REPAIR, 0.8)])
+    for index in range(8):
+        findings.values[LOSS, index, 128, PUBLISHED] += (-1) ** index
+    assert [row.get("verdict") for row in findings.length_rows][1] == "cannot tell"
+    assert (findings.works_to, findings.no_failure_to, findings.fails_at) == (None, 512, 1024)
+    assert "Nothing fails clearly up to 512 tokens" in findings.works_box()["sentence"]
+    assert "limit the input to 512 tokens" in findings.change_box()["sentence"]
+
+
 def test_a_healthy_model_needs_no_change():
     findings = plant((0.0, -0.1, -0.1, -0.1), noise=0.005)
     assert (findings.works_to, findings.fails_at) == (1024, None)

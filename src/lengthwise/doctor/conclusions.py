@@ -150,6 +150,16 @@ class Findings:
         return longest
 
     @property
+    def no_failure_to(self) -> int | None:
+        """Longest length before the first clear failure, which can be unclear itself, or None."""
+        longest = None
+        for row in self.length_rows:
+            if row.get("verdict") in (WORSE, FEWER):
+                break
+            longest = row["length"] if "verdict" in row else None
+        return longest
+
+    @property
     def fails_at(self) -> int | None:
         """Shortest length that is clearly worse than half of it, or None."""
         return next((row["length"] for row in self.length_rows if row.get("verdict") == WORSE), None)
@@ -167,7 +177,10 @@ class Findings:
         measured = [row["length"] for row in self.length_rows if row["loss"]["documents"]]
         unclear = next((row for row in self.length_rows if row.get("verdict") in (UNCLEAR, MISSING)), None)
         fewer = next((row for row in self.length_rows if row.get("verdict") == FEWER), None)
-        start = f"It works to {works_to:,} tokens" if works_to is not None else "It fails at the shortest lengths"
+        works = None if works_to is None else f"It works to {works_to:,} tokens"
+        start = works or "It fails at the shortest lengths"
+        if self.no_failure_to != works_to:
+            start = f"Nothing fails clearly up to {self.no_failure_to:,} tokens"
         if fails_at is not None:
             row = next(row for row in self.length_rows if row["length"] == fails_at)
             sentence = (
@@ -179,7 +192,7 @@ class Findings:
             if fewer is not None and fewer["length"] < fails_at:
                 sentence += f" At {fewer['length']:,} tokens, it finds fewer needles than at {fewer['half']:,} tokens."
         elif works_to is not None and works_to == max(measured):
-            sentence = f"It works to {works_to:,} tokens, the longest length that was measured."
+            sentence = f"{works}, the longest length that was measured."
         elif fewer is not None:
             sentence = (
                 f"{start}; at {fewer['length']:,} tokens it finds fewer needles than at {fewer['half']:,} tokens."
@@ -189,7 +202,7 @@ class Findings:
             if unclear is not None:
                 increase = format_estimate(unclear["increase"], sign=True)
                 reason = f"at {unclear['length']:,} tokens, the loss changes by {increase}"
-            sentence = f"{f'{start}; beyond, we' if works_to is not None else 'We'} cannot tell: {reason}."
+            sentence = f"{f'{works}; beyond, we' if works else 'We'} cannot tell: {reason}."
         longest = plan.lengths[-1]
         joined = sum(own < longest for own in self.own_tokens[: plan.documents])
         joined_note = (
@@ -397,14 +410,14 @@ class Findings:
     def _edit_box(self) -> Box:
         """Return the box with the edits of the configuration."""
         box: Box = {"title": "What to change", "lines": [], "rows": [], "notes": []}
-        best, works_to, fails_at = self.best_edit(), self.works_to, self.fails_at
+        best, no_failure_to, fails_at = self.best_edit(), self.no_failure_to, self.fails_at
         if any(row["name"] == RESTORED and judge_loss_increase(row["gain"]) == WORSE for row in self.gains_of_changes):
             sentence = "Load the model again with the rotary angles of its configuration, and examine it again."
             return {**box, "sentence": sentence}
         if fails_at is None:
             sentence = "Change nothing." if self.works_to == max(self.plan.lengths) else "Cannot tell; change nothing."
             return {**box, "sentence": sentence}
-        limit = f"limit the input to {works_to:,} tokens" if works_to is not None else "do not use long inputs"
+        limit = "do not use long inputs" if no_failure_to is None else f"limit the input to {no_failure_to:,} tokens"
         if best is None:
             not_measured = f"edits were not measured: {NO_TIME}"
             why = "no edit of its configuration helps clearly" if self.gains_of_changes else not_measured

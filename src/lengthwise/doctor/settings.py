@@ -51,8 +51,11 @@ class DoctorSettings:
 
     def num_targets(self, trained: int) -> int:
         """Return the number of targets in a block for a model with this trained context."""
-        shortest = trained if self.lengths is None else min(8 * self.lengths[0], trained)
-        return max(1, min(MAX_TARGETS, shortest // CONTEXT_PER_TARGET))
+        limits = [MAX_TARGETS, trained // CONTEXT_PER_TARGET]
+        if self.lengths is not None:
+            # The shortest window has tokens before its targets.
+            limits.append(max(self.lengths[0] // 4, self.lengths[0] - 1 - MIN_CONTEXT))
+        return max(1, min(limits))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings as JSON values."""
