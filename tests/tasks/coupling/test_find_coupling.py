@@ -99,6 +99,23 @@ def test_pointers_of_reversing_end_before_the_first_token():
     assert compute_coupling(found.rule, examples)[0, 0].tolist() == [2, 3, 4, 1, 4, 3, 2, 1, 5]
 
 
+def test_a_pointer_stops_at_the_end_of_its_operand(tmp_path):
+    rows = [{"prompt": ["4", "0", "+", "8"], "response": ["8", "4"]}]
+    file = tmp_path / "sums.jsonl"
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    task = JSONLTask(file=str(file)).read()
+    plus = task.vocabulary.index("+")
+    texts = ("one", f"rising: prompt last -1 -1 until {plus}", f"falling: prompt #{plus}.0 -1 -1")
+    rule = parse_pointer_rule(texts)
+    assert (rule.saved_texts, rule.looked_up_tokens) == (texts, {plus})
+    # The first pointer stops at the plus sign, the second one in front of the prompt.
+    examples = task.records_at(task.available_lengths[0], np.array([0]))
+    assert compute_coupling(rule, examples)[:, 0].tolist() == [
+        [2, 3, 4, 5, 6, 5, 4, 4, 7],
+        [2, 3, 4, 5, 1, 3, 2, 1, 6],
+    ]
+
+
 def test_a_rule_is_restored_from_its_texts():
     found = found_in_examples("reverse")
     assert parse_pointer_rule(found.rule.saved_texts) == found.rule

@@ -51,6 +51,22 @@ def next_letter(letter: str) -> str:
     return LETTERS[(LETTERS.index(letter) + 1) % len(LETTERS)] if letter in LETTERS else letter
 
 
+def draw_two_sizes(rng: np.random.Generator, length: int) -> list[int]:
+    """Return two numbers of digits in random order, the larger one ``length``."""
+    return rng.permutation([length, int(rng.integers(1, length + 1))]).tolist()
+
+
+def add_numbers(numbers: Sequence[Int[np.ndarray, " digit"]], *, strip: bool) -> tuple[Prompt, Response]:
+    """Return two numbers in base four as a prompt, and their sum; the last digit is the first token."""
+    total = sum(int(digit) * 4**place for digits in numbers for place, digit in enumerate(digits))
+    size = max(map(len, numbers))
+    result = [str(total // 4**place % 4) for place in range(size + (total >= 4**size))]
+    while strip and len(result) > 1 and result[-1] == "0":
+        result.pop()
+    first, second = ([str(digit) for digit in digits] for digits in numbers)
+    return [*first, "+", *second], result
+
+
 # Traps
 
 
@@ -174,6 +190,20 @@ def bursts_of_noise(rng, length, is_long):
     return prompt, response
 
 
+def repeated_operand(rng, length, is_long):
+    """Sum modulo four of a long number and a short one, which starts again at its end; few rows are so long."""
+    size = int(rng.integers(length // 2 if is_long or rng.random() < 0.05 else length, length + 1))
+    long, short = rng.integers(4, size=length), rng.integers(4, size=max(size, 1))
+    total = (long + short[np.arange(length) % len(short)]) % 4
+    return [*map(str, long), "+", *map(str, short)], [*map(str, total)]
+
+
+def stripped_sums(rng, length, is_long):
+    """Sums of two numbers, with the last digit first, without the zeros at the end of the sum."""
+    numbers = [rng.integers(4, size=size) for size in draw_two_sizes(rng, length)]
+    return add_numbers(numbers, strip=True)
+
+
 TRAPS: tuple[Sample, ...] = (
     late_wrap,
     rare_toggle,
@@ -190,6 +220,8 @@ TRAPS: tuple[Sample, ...] = (
     length_mode,
     change_under_noise,
     bursts_of_noise,
+    repeated_operand,
+    stripped_sums,
 )
 
 # Tasks with a right rule
@@ -258,6 +290,14 @@ def folded(rng, length, is_long):
     return [str(digit) for digit in digits], [str(digit) for digit in (digits + digits[::-1]) % 5]
 
 
+def unpadded_sums(rng, length, is_long):
+    """Sums of two numbers of different lengths, with the last digit first."""
+    numbers = [rng.integers(4, size=size) for size in draw_two_sizes(rng, length)]
+    for digits in numbers:
+        digits[-1] = rng.integers(1, 4)
+    return add_numbers(numbers, strip=False)
+
+
 RIGHT: tuple[Sample, ...] = (
     visible_reset,
     visible_toggle,
@@ -267,6 +307,7 @@ RIGHT: tuple[Sample, ...] = (
     right_near_duplicates,
     palindromes_and_others,
     folded,
+    unpadded_sums,
 )
 
 

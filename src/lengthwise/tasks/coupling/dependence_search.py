@@ -205,6 +205,10 @@ class DependenceSearch:
             error_locators=self._error_pattern(explanations[0], only_first=True),
         )
 
+    def measure_pairs(self) -> float:
+        """Return the largest accuracy of a pair of locators."""
+        return _best_accuracy(self._best_sets((), 2))
+
     def _cost(self, explanation: AnswerExplanation) -> int:
         return sum(self.locators[locator].locator.complexity for locator in explanation.locators)
 

@@ -24,6 +24,8 @@ from lengthwise.tasks.jsonl_table import MARK
 FIRST, LAST = "first", "last"
 # Occurrence of an anchor token whose number is that of the line.
 LINE = "line"
+# Word before the token at which a locator stops.
+UNTIL = "until"
 # Slopes of locators that move through the prompt, from simple to complex.
 SLOPES = (1, -1, 0, 2, -2)
 MATCH_COST = 40
@@ -67,9 +69,9 @@ class TokenLocator(ABC):
         """Order of locators from simple to complex."""
 
     @property
-    def looked_up_token(self) -> int | None:
-        """Number of the token that the locator names, if any."""
-        return None
+    def looked_up_tokens(self) -> set[int]:
+        """Numbers of the tokens that the locator names."""
+        return set()
 
     @abstractmethod
     def locate_tokens(self, steps: AnswerSteps, phases: PeriodicAnswers) -> Int[np.ndarray, " step"]:
@@ -85,19 +87,22 @@ class PromptTokenLocator(TokenLocator):
     """Prompt token at ``anchor + slope * place + line_slope * line + offset``.
 
     ``anchor`` is ``first``, ``last`` (the token before the start token), ``#TOKEN.N`` (occurrence N of a token) or
-    ``#TOKEN.line`` (the occurrence with the number of the line).
+    ``#TOKEN.line`` (the occurrence with the number of the line). A locator that moves ``until`` a token stops at its
+    next occurrence, as at the end of a number that is shorter than another one.
     """
 
     anchor: str
     slope: int
     offset: int
     line_slope: int = 0
+    until: int | None = None
 
     @property
     def saved_text(self) -> str:
-        """Form of the locator in saved files, such as ``prompt first +1 -2``; a slope over lines comes last."""
+        """Form of the locator in saved files, such as ``prompt first +1 -2``, with a slope over lines or ``until``."""
         line_slope = f" {self.line_slope:+d}" if self.line_slope else ""
-        return f"prompt {self.anchor} {self.slope:+d} {self.offset:+d}{line_slope}"
+        until = "" if self.until is None else f" {UNTIL} {self.until}"
+        return f"prompt {self.anchor} {self.slope:+d} {self.offset:+d}{line_slope}{until}"
 
     @property
     def complexity(self) -> int:
@@ -108,9 +113,9 @@ class PromptTokenLocator(TokenLocator):
         return anchor + 2 * SLOPES.index(self.slope) + 2 * abs(self.offset) + 2 * abs(self.line_slope)
 
     @property
-    def looked_up_token(self) -> int | None:
-        """Number of the token that is the anchor, if any."""
-        return self._token_and_occurrence[0]
+    def looked_up_tokens(self) -> set[int]:
+        """Numbers of the tokens at which the locator starts and stops."""
+        return {token for token in (self._token_and_occurrence[0], self.until) if token is not None}
 
     @property
     def _token_and_occurrence(self) -> tuple[int | None, str]:
@@ -120,7 +125,11 @@ class PromptTokenLocator(TokenLocator):
     def locate_tokens(self, steps: AnswerSteps, phases: PeriodicAnswers) -> Int[np.ndarray, " step"]:
         """Return the indexes; raise ``PromptError`` if a prompt has no anchor."""
         anchor = self._anchor_index(steps, phases)
-        return anchor + self.slope * phases.place + self.line_slope * phases.line + self.offset
+        index = anchor + self.slope * phases.place + self.line_slope * phases.line + self.offset
+        if self.until is None:
+            return index
+        stop = next_occurrence(steps, np.array([self.until]), anchor, self.slope)
+        return np.maximum(index, stop) if self.slope < 0 else np.minimum(index, stop)
 
     def _anchor_index(self, steps: AnswerSteps, phases: PeriodicAnswers) -> Int[np.ndarray, " step"]:
         token, number = self._token_and_occurrence
@@ -151,7 +160,8 @@ class PromptTokenLocator(TokenLocator):
         factor = "" if abs(self.slope) == 1 else f"{abs(self.slope)} x "
         move = "" if self.slope == 0 else f" {'+' if self.slope > 0 else '-'} {factor}place"
         line_move = f" {'+' if self.line_slope > 0 else '-'} line" if self.line_slope else ""
-        return f"prompt token {anchor}{move}{line_move}{f' {self.offset:+d}' if self.offset else ''}"
+        stop = "" if self.until is None else f", until '{vocabulary[self.until]}'"
+        return f"prompt token {anchor}{move}{line_move}{f' {self.offset:+d}' if self.offset else ''}{stop}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,9 +248,9 @@ class MatchingTokenLocator(TokenLocator):
         return MATCH_COST + self.number + abs(self.offset) + (self.side != ANYWHERE)
 
     @property
-    def looked_up_token(self) -> int | None:
+    def looked_up_tokens(self) -> set[int]:
         """Number of the token next to the match, if any."""
-        return None if self.side == ANYWHERE else self.context
+        return set() if self.side == ANYWHERE else {self.context}
 
     @property
     def reads_answers(self) -> bool:
@@ -291,8 +301,12 @@ def parse_locator(text: str) -> TokenLocator:
     kind, *parts = text.split() or [""]
     try:
         if kind == "prompt" and _is_anchor(parts[0]):
-            line_slope = int(parts[3]) if len(parts) > 3 else 0
-            return PromptTokenLocator(anchor=parts[0], slope=int(parts[1]), offset=int(parts[2]), line_slope=line_slope)
+            rest = parts[3:]
+            until = int(rest[1]) if rest[:1] == [UNTIL] else None
+            line_slope = int(rest[0]) if rest and until is None else 0
+            return PromptTokenLocator(
+                anchor=parts[0], slope=int(parts[1]), offset=int(parts[2]), line_slope=line_slope, until=until
+            )
         if kind == "answer":
             return AnswerTokenLocator(lag=int(parts[0]))
         if kind == "line":
@@ -343,11 +357,34 @@ def drop_duplicate_locators(locators: Iterable[LocatedTokens]) -> list[LocatedTo
     return list(distinct.values())
 
 
-def iter_place_locators(steps: AnswerSteps, phases: PeriodicAnswers) -> Iterator[TokenLocator]:
-    """Yield locators that depend only on the number of an answer, and on its line."""
+def next_occurrence(
+    steps: AnswerSteps, tokens: Int[np.ndarray, " token"], index: Int[np.ndarray, " step"], slope: int
+) -> Int[np.ndarray, " step"]:
+    """Return the index of the next of ``tokens`` in the prompt after ``index``, or before it for a negative slope.
+
+    Without one, the index is beyond the end of the prompt.
+    """
+    is_token, size = steps.is_prompt & np.isin(steps.tokens, tokens), steps.tokens.shape[1]
+    column = np.arange(size)
+    if slope < 0:
+        before = np.maximum.accumulate(np.where(is_token, column, NO_TOKEN), axis=1)
+        return np.where(index > 0, before[steps.sequence, index - 1], NO_TOKEN)
+    after = np.minimum.accumulate(np.where(is_token, column, size)[:, ::-1], axis=1)[:, ::-1]
+    return after[steps.sequence, np.minimum(index + 1, size - 1)]
+
+
+def iter_place_locators(
+    steps: AnswerSteps, phases: PeriodicAnswers, *, bounded: bool = False
+) -> Iterator[TokenLocator]:
+    """Yield locators that depend only on the number of an answer, and on its line.
+
+    With ``bounded``, locators that move from one token to the next stop at the next separator.
+    """
     anchors = _anchors(steps)
+    stops = {(anchor, slope): _next_separator(steps, phases, anchor, slope) for anchor in anchors for slope in (1, -1)}
     for anchor, slope, offset in product(anchors, SLOPES, OFFSETS):
-        yield PromptTokenLocator(anchor=anchor, slope=slope, offset=offset)
+        until = stops.get((anchor, slope)) if bounded else None
+        yield PromptTokenLocator(anchor=anchor, slope=slope, offset=offset, until=until)
     for lag in range(1, NUM_LAGS + len(phases.names) + 1):
         yield AnswerTokenLocator(lag=lag)
     if not phases.has_lines:
@@ -388,6 +425,23 @@ def _anchors(steps: AnswerSteps) -> list[str]:
     tokens = [token for token, count in counts.items() if count.min() == count.max() <= MAX_ANCHOR_COUNT]
     kept = sorted(sorted(tokens, key=lambda token: _num_places(steps, token))[:MAX_ANCHOR_TOKENS])
     return [FIRST, LAST, *(f"#{token}.{number}" for token in kept for number in range(int(counts[token].max())))]
+
+
+def separators_of(steps: AnswerSteps) -> list[int]:
+    """Return the tokens, other than the last one, that all prompts contain once."""
+    anchors = [anchor for anchor in _anchors(steps) if anchor.startswith("#")]
+    tokens = [int(anchor[1:].partition(".")[0]) for anchor in anchors]
+    last = steps.tokens[np.arange(len(steps.prompt_lengths)), steps.prompt_lengths - 2]
+    return [token for token in dict.fromkeys(tokens) if tokens.count(token) == 1 and (last != token).any()]
+
+
+def _next_separator(steps: AnswerSteps, phases: PeriodicAnswers, anchor: str, slope: int) -> int | None:
+    """Return the separator that comes next in every prompt in the direction of ``slope``; None without one."""
+    index = PromptTokenLocator(anchor=anchor, slope=0, offset=0).locate_tokens(steps, phases)
+    stop = next_occurrence(steps, np.array(separators_of(steps), np.int64), index, slope)
+    is_inside = (stop >= 0) & (stop < steps.prompt_length - 1)
+    tokens = np.unique(steps.token_at(np.where(is_inside, stop, NO_TOKEN)))
+    return int(tokens[0]) if len(tokens) == 1 and tokens[0] != NO_TOKEN else None
 
 
 def _num_places(steps: AnswerSteps, token: int) -> int:

@@ -25,6 +25,7 @@ from lengthwise.tasks.coupling.answer_steps import (
 from lengthwise.tasks.coupling.locators import (
     LocatedTokens,
     MatchingTokenLocator,
+    PromptTokenLocator,
     TokenLocator,
     locate_tokens,
     parse_locator,
@@ -69,8 +70,8 @@ class PointerRule:
     @property
     def looked_up_tokens(self) -> set[int]:
         """Numbers of the tokens that the rule names; the tokens of another vocabulary have other numbers."""
-        tokens = {parse_locator(text).looked_up_token for level in self.levels for phase in level for text in phase}
-        return {token for token in tokens if token is not None}
+        texts = chain.from_iterable(chain.from_iterable(self.levels))
+        return set().union(*(parse_locator(text).looked_up_tokens for text in texts))
 
     def find_prompt_indexes(self, steps: AnswerSteps) -> Int[np.ndarray, "level step"]:
         """Return the prompt index that each step needs; ``NO_TOKEN`` is the place before the first prompt token."""
@@ -201,14 +202,22 @@ def _lines(locators: Sequence[LocatedTokens]) -> list[list[LocatedTokens]]:
     lines: list[list[LocatedTokens]] = []
     for located in locators:
         for line in lines:
-            both = (located.index >= 0) & (line[0].index >= 0)
-            distance = (located.index - line[0].index)[both]
-            if len(distance) and (distance == distance[0]).all() and abs(distance[0]) <= MAX_LINE_DISTANCE:
+            if _keep_distance(located, line[0]):
                 line.append(located)
                 break
         else:
             lines.append([located])
     return lines
+
+
+def _keep_distance(first: LocatedTokens, second: LocatedTokens) -> bool:
+    one, other = first.locator, second.locator
+    if isinstance(one, PromptTokenLocator) and isinstance(other, PromptTokenLocator) and one.until is not None:
+        # Both stop at the same token, one of them later.
+        return replace(one, offset=other.offset) == other and abs(one.offset - other.offset) <= MAX_LINE_DISTANCE
+    both = (first.index >= 0) & (second.index >= 0)
+    distance = (first.index - second.index)[both]
+    return bool(len(distance)) and (distance == distance[0]).all() and abs(distance[0]) <= MAX_LINE_DISTANCE
 
 
 def _newest(line: Sequence[LocatedTokens], steps: AnswerSteps, phases: PeriodicAnswers) -> TokenLocator:

@@ -33,12 +33,15 @@ from lengthwise.tasks.coupling.locators import (
     iter_match_locators,
     iter_place_locators,
     locate_tokens,
+    separators_of,
 )
 
 # Share of steps with equal tokens from which two locators count as the same.
 SAME_TOKENS = 0.999
 # Largest set of tokens in a part of a response. Larger ones would make three more divisions slow.
 MAX_TOKENS_OF_PART = 2
+# Largest share of the errors of pairs that locators which stop at separators leave.
+MAX_SHARE_OF_ERRORS = 0.9
 # A token can follow from another one if the other locator has at most this number of tokens per step.
 MAX_TOKEN_SHARE = 0.1
 
@@ -157,7 +160,8 @@ def _search_divisions(
 ) -> RuleSearchAttempt | None:
     """Add attempts with all divisions; return the first one with only one explanation, or else an ambiguous one.
 
-    Further divisions compete with a rule whose errors are not random.
+    Further divisions compete with a rule whose errors are not random. Locators of the first division stop at separators
+    if that helps.
     """
     ambiguous: RuleSearchAttempt | None = None
     with_errors: RuleSearchAttempt | None = None
@@ -169,8 +173,13 @@ def _search_divisions(
         if not divided or (progress.is_limit_reached and attempts):
             continue
         limit = min(max_tokens, MAX_TOKENS_OF_PART) if group == SPLITS else max_tokens
-        attempts += [_attempt(steps, phases, matches, limit, seed, progress) for phases in divided]
-        best = min(attempts[-len(divided) :], key=lambda attempt: attempt.num_unexplained)
+        found: list[RuleSearchAttempt] = []
+        if divisions == [ONE] and not matches and _stops_help(steps, divided[0], seed, progress):
+            found = [_attempt(steps, divided[0], matches, limit, seed, progress, bounded=True)]
+        if not found or not found[0].rules:
+            found += [_attempt(steps, phases, matches, limit, seed, progress) for phases in divided]
+        attempts += found
+        best = min(found, key=lambda attempt: attempt.num_unexplained)
         if with_errors is not None:
             with_errors = best if best.rules and _is_better(best, with_errors) else with_errors
         elif best.rules and not best.is_ambiguous:
@@ -182,6 +191,20 @@ def _search_divisions(
     return with_errors or ambiguous
 
 
+def _stops_help(steps: AnswerSteps, phases: PeriodicAnswers, seed: int, progress: SearchProgress) -> bool:
+    """Return True if pairs of locators that stop at separators leave far fewer errors: operands can end there."""
+    if not separators_of(steps):
+        return False
+    errors = []
+    for bounded in (False, True):
+        locators = [locate_tokens(each, steps, phases) for each in iter_place_locators(steps, phases, bounded=bounded)]
+        rng = random_stream(seed, "coupling search", 0)
+        distinct = drop_duplicate_locators(locators)
+        search = DependenceSearch(distinct, steps.target, steps.sequence, rng, progress=progress, name=phases.names[0])
+        errors.append(1 - search.measure_pairs())
+    return errors[1] < MAX_SHARE_OF_ERRORS * errors[0]
+
+
 def _attempt(
     steps: AnswerSteps,
     phases: PeriodicAnswers,
@@ -189,8 +212,11 @@ def _attempt(
     max_tokens: int,
     seed: int,
     progress: SearchProgress,
+    *,
+    bounded: bool = False,
 ) -> RuleSearchAttempt:
-    fixed = [locate_tokens(locator, steps, phases) for locator in iter_place_locators(steps, phases)]
+    places = iter_place_locators(steps, phases, bounded=bounded)
+    fixed = [locate_tokens(locator, steps, phases) for locator in places]
     rules: list[PeriodicRule] = []
     for number, name in enumerate(phases.names):
         mask = phases.phase == number
