@@ -215,6 +215,12 @@ class Findings:
             "fails_at": fails_at,
             "trained": plan.trained,
             "rows": self.length_rows,
+            # Paired differences have narrower intervals than losses, which differ from document to document.
+            "reference": self.reference,
+            "changes": [
+                {"length": row["length"], **self.difference((row["length"], PUBLISHED), (self.reference, PUBLISHED))}
+                for row in self.length_rows
+            ],
             "needles": self.needle_rows(),
             "depths": DEPTHS,
             "header": ["tokens", "loss", "minus loss at half", "verdict", "documents"],

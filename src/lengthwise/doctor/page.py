@@ -26,12 +26,12 @@ def render_examination(result: Mapping[str, Any]) -> str:
 
 
 def _chart(box: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the points, bars and ticks of the loss by length in pixels, or None for fewer than two points."""
-    rows = [row for row in box["rows"] if row["loss"]["value"] is not None]
+    """Return points, bars and ticks of the change of the loss in pixels, or None for fewer than two points."""
+    rows = [row for row in box["changes"] if row["value"] is not None]
     if len(rows) < 2:
         return None
     values = [
-        value for row in rows for value in (row["loss"][name] for name in ("value", "low", "high")) if value is not None
+        value for row in rows for value in (row[name] for name in ("value", "low", "high")) if value is not None
     ]
     low, high = min(values), max(values)
     span = max(high - low, 1e-6)
@@ -46,9 +46,9 @@ def _chart(box: Mapping[str, Any]) -> dict[str, Any] | None:
     points = [
         {
             "x": x(row["length"]),
-            "y": y(row["loss"]["value"]),
-            "low": None if row["loss"]["low"] is None else y(row["loss"]["low"]),
-            "high": None if row["loss"]["high"] is None else y(row["loss"]["high"]),
+            "y": y(row["value"]),
+            "low": None if row["low"] is None else y(row["low"]),
+            "high": None if row["high"] is None else y(row["high"]),
             "label": f"{row['length']:,}",
         }
         for row in rows
@@ -62,5 +62,9 @@ def _chart(box: Mapping[str, Any]) -> dict[str, Any] | None:
         "points": points,
         "line": " ".join(f"{point['x']},{point['y']}" for point in points),
         "trained": x(box["trained"]) if inside else None,
-        "ticks": [{"y": y(value), "label": f"{value:.2f}"} for value in (low, low + span / 2, high)],
+        "ticks": [
+            {"y": y(value), "label": f"{value:+.2f}" if value else "0"}
+            for value in (low, 0.0, high)
+            if value == 0 or abs(value) > span / 10
+        ],
     }
