@@ -486,11 +486,11 @@ class Findings:
         box["needed_to"] = None if unclear and unclear[-1]["from"] >= end else end
         measured = rows[-1]["to"]
         if box["needed_to"] is None:
-            first = next(row for row in unclear if row["from"] >= end)
-            start = f"They gain up to {end:,} tokens; from" if useful else "From"
+            most = max((row for row in rows if row["from"] >= end), key=lambda row: row["other"]["high"])
+            start = f"They gain up to {end:,} tokens; beyond" if useful else f"Beyond {end:,} tokens"
             sentence = (
-                f"{start} {first['from']:,} to {first['to']:,} tokens, we cannot tell: own text gains "
-                f"{format_estimate(first['other'], 3)} nats over another text."
+                f"{start}, we cannot tell: own text gains at most {most['other']['high']:.2f} nats over another text at "
+                f"each distance ({most['from']:,} to {most['to']:,} tokens: {format_estimate(most['other'], 3)})."
             )
         elif end == measured:
             sentence = (
