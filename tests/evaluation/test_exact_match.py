@@ -24,6 +24,7 @@ from lengthwise.evaluation.exact_match import (
     EvaluationSettings,
     LengthResult,
     evaluate_by_length,
+    evaluate_together,
     warn_untrained_distance,
 )
 from lengthwise.evaluation.grading import FirstErrors, Grades, grade
@@ -244,6 +245,18 @@ def test_results_by_length_agree_with_the_single_examples(name):
 
 def untimed(results: tuple[LengthResult, ...]) -> list[LengthResult]:
     return [replace(result, wall_s=0.0) for result in results]
+
+
+def test_the_result_of_several_lengths_together_counts_all_examples():
+    experiment, decoder, length = undertrained("pointer")
+    settings = EvaluationSettings(lengths=(length - 1, length), num_examples=(8, 16), seed=5)
+    single = tuple(evaluate_by_length(decoder, experiment.task, experiment.scheme, settings))
+    together = evaluate_together(decoder, experiment.task, experiment.scheme, settings)
+    assert (together.length, together.num_examples) == (length, 24)
+    assert 24 * together.exact_match == pytest.approx(8 * single[0].exact_match + 16 * single[1].exact_match)
+    for kind in ("token", "id", "end"):
+        counts = [getattr(result.first_error, kind) for result in single if result.first_error is not None]
+        assert getattr(together.first_error, kind) == sum(counts)
 
 
 @pytest.mark.first(1)

@@ -44,6 +44,7 @@ from lengthwise.tasks import (
     TASKS,
     Addition,
     IndexHints,
+    JSONLTask,
     MultiAddition,
     Parity,
     Placement,
@@ -596,3 +597,16 @@ def test_a_run_of_another_version_is_named_with_what_its_file_lacks(tmp_path):
     with pytest.raises(RunFolderError, match=r"version.*without misfit, train_s; ") as error:
         load_run(tmp_path)
     assert f"the run in {tmp_path} " in str(error.value)
+
+
+def test_the_fit_of_a_file_uses_shorter_lengths_if_the_longest_has_few_records(tmp_path):
+    file = tmp_path / "rows.jsonl"
+    prompts = [f"{number:0{length}b}" for length in range(2, 6) for number in range(2**length if length < 5 else 1)]
+    file.write_text("".join(json.dumps({"prompt": list(bits), "response": list(bits)}) + "\n" for bits in prompts))
+    task = JSONLTask(file=str(file)).read()
+    experiment = replace(small_experiment(task, Sequential()), train_lengths=(3, 5))
+    # One record of length 5, 16 of length 4, 8 of length 3.
+    assert run_module.fit_lengths(experiment) == (4, 5)
+    fit = run_module.measure_training_fit(experiment, run_module.build_decoder(experiment))
+    assert (fit.length, fit.num_examples) == (5, 17)
+    assert run_module.fit_lengths(small_experiment()) == (4,)

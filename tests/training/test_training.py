@@ -326,12 +326,12 @@ def test_exact_match_in_training_is_measured_at_the_longest_length_and_changes_n
 ):
     experiment, measured = EXPERIMENTS["predicted"], []
 
-    def evaluate_by_length(*inputs, **options):
+    def evaluate_together(*inputs):
         measured.append(inputs[3])
-        return run_evaluation(*inputs, **options)
+        return run_evaluation(*inputs)
 
-    run_evaluation = run_module.evaluate_by_length
-    monkeypatch.setattr(run_module, "evaluate_by_length", evaluate_by_length)
+    run_evaluation = run_module.evaluate_together
+    monkeypatch.setattr(run_module, "evaluate_together", evaluate_together)
     rows: list[dict[str, float]] = []
     run = train(experiment, tmp_path / "watched", device="cpu", report=rows.append)
     assert [row["step"] for row in rows if "exact_match" in row] == [8, 12]

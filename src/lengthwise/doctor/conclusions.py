@@ -489,8 +489,8 @@ class Findings:
             most = max((row for row in rows if row["from"] >= end), key=lambda row: row["other"]["high"])
             start = f"They gain up to {end:,} tokens; beyond" if useful else f"Beyond {end:,} tokens"
             sentence = (
-                f"{start}, we cannot tell: own text gains at most {most['other']['high']:.2f} nats over another text at "
-                f"each distance ({most['from']:,} to {most['to']:,} tokens: {format_estimate(most['other'], 3)})."
+                f"{start}, we cannot tell: own text gains at most {most['other']['high']:.2f} nats over another text "
+                f"at each distance ({most['from']:,} to {most['to']:,} tokens: {format_estimate(most['other'], 3)})."
             )
         elif end == measured:
             sentence = (

@@ -30,9 +30,7 @@ def _chart(box: Mapping[str, Any]) -> dict[str, Any] | None:
     rows = [row for row in box["changes"] if row["value"] is not None]
     if len(rows) < 2:
         return None
-    values = [
-        value for row in rows for value in (row[name] for name in ("value", "low", "high")) if value is not None
-    ]
+    values = [value for row in rows for value in (row[name] for name in ("value", "low", "high")) if value is not None]
     low, high = min(values), max(values)
     span = max(high - low, 1e-6)
     first, last = math.log(rows[0]["length"]), math.log(rows[-1]["length"])

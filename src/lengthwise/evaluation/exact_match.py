@@ -81,14 +81,10 @@ def evaluate_by_length(
     teacher-forced predictions are correct. Emits ``UntrainedDistanceWarning`` if ID distances exceed
     ``trained_distance``.
     """
-    end_token = task.vocabulary.index("end")
 
     def measure(index: int) -> LengthResult:
         length, tally = settings.lengths[index], GradeTally()
-        num_examples = count_examples(task, length, settings.num_examples_at(index))
-        for _, batch in iter_examples(task, scheme, length, num_examples, settings.seed):
-            check_id_range(decoder.check_ids.num_position_ids, batch, length)
-            tally.add(grade(decoder, batch, end=end_token, decode=settings.decode), largest_id_distance(batch))
+        for num_examples in _grade_examples(decoder, task, scheme, settings, index, tally):
             if report is not None:
                 report(length, tally.num_examples, num_examples)
         return tally.result(length, settings.decode)
@@ -100,6 +96,30 @@ def evaluate_by_length(
             if result.largest_distance is not None:
                 warn_untrained_distance(decoder, scheme, result.length, result.largest_distance, trained_distance)
             yield result
+
+
+def evaluate_together(
+    decoder: Decoder, task: Task, scheme: PositionScheme, settings: EvaluationSettings
+) -> LengthResult:
+    """Return one result for the examples of all lengths, as the result of the longest length."""
+    tally = GradeTally()
+    with eval_mode(decoder):
+        for index in range(len(settings.lengths)):
+            for _ in _grade_examples(decoder, task, scheme, settings, index, tally):
+                pass
+    return tally.result(max(settings.lengths), settings.decode)
+
+
+def _grade_examples(
+    decoder: Decoder, task: Task, scheme: PositionScheme, settings: EvaluationSettings, index: int, tally: GradeTally
+) -> Iterator[int]:
+    """Add the grades of one length to ``tally``, and yield the number of its examples after each batch."""
+    length, end_token = settings.lengths[index], task.vocabulary.index("end")
+    num_examples = count_examples(task, length, settings.num_examples_at(index))
+    for _, batch in iter_examples(task, scheme, length, num_examples, settings.seed):
+        check_id_range(decoder.check_ids.num_position_ids, batch, length)
+        tally.add(grade(decoder, batch, end=end_token, decode=settings.decode), largest_id_distance(batch))
+        yield num_examples
 
 
 @contextmanager

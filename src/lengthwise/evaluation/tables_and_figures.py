@@ -53,7 +53,8 @@ def describe_result(rows: Rows) -> str:
     last_row = rows[-1]
     if uses_loss(rows):
         return f"loss {last_row['loss']:.3f} at context length {last_row['length']}"
-    return f"exact match {last_row['fitted']:.3f} at length {last_row['train_lengths'][1]}"
+    lengths = "lengths up to" if "file" in last_row else "length"
+    return f"exact match {last_row['fitted']:.3f} at {lengths} {last_row['train_lengths'][1]}"
 
 
 def result_tables(rows: Rows, diverged: Sequence[str] = ()) -> list[tuple[str, list[str], list[list[str]]]]:

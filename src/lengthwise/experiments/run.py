@@ -16,7 +16,7 @@ from lengthwise.core.files import StrPath, read_file
 from lengthwise.core.folder_lock import exclusive_lock
 from lengthwise.core.randomness import random_stream
 from lengthwise.core.type_checks import check_arguments, check_field_values
-from lengthwise.evaluation.exact_match import EvaluationSettings, evaluate_by_length
+from lengthwise.evaluation.exact_match import EvaluationSettings, evaluate_together
 from lengthwise.evaluation.grading import LengthResult
 from lengthwise.evaluation.result_rows import describe_fit_errors
 from lengthwise.experiments.experiment import TABLES, Experiment, build_decoder, num_levels, to_dict
@@ -39,7 +39,7 @@ from lengthwise.experiments.run_folder import (
 )
 from lengthwise.experiments.setting_checks import check_encoding, check_scheme, prepare_training
 from lengthwise.model.decoder import Decoder
-from lengthwise.tasks import GradedByLoss
+from lengthwise.tasks import GradedByLoss, HasRecords
 from lengthwise.training.launch import read_launch_info
 from lengthwise.training.process_group import join_processes
 from lengthwise.training.trainer import Trainer
@@ -71,10 +71,10 @@ class Run:
 class TrainingSummary:
     """Names and types of the entries in ``Run.facts``.
 
-    ``steps`` is the number of training steps. ``fitted`` is exact match at the longest training length (None for a task
-    graded by loss). ``misfit`` describes the errors there if the run does not fit (else None). ``id_range`` contains
-    the smallest and largest ID in training. ``trained_distance`` is the largest difference between two IDs of one
-    training example. ``train_s`` is the training time in seconds.
+    ``steps`` is the number of training steps. ``fitted`` is exact match at the lengths of ``fit_lengths`` (None for a
+    task graded by loss). ``misfit`` describes the errors there if the run does not fit (else None). ``id_range``
+    contains the smallest and largest ID in training. ``trained_distance`` is the largest difference between two IDs of
+    one training example. ``train_s`` is the training time in seconds.
     """
 
     steps: int
@@ -184,13 +184,30 @@ def train(
 
 
 def measure_training_fit(experiment: Experiment, decoder: Decoder, num_examples: int | None = None) -> LengthResult:
-    """Return exact match at the longest training length, on examples from a separate random stream."""
+    """Return exact match at the longest training length, on examples from a separate random stream.
+
+    A file can have few records of this length, so shorter lengths are added (see ``fit_lengths``).
+    """
     settings = EvaluationSettings(
-        lengths=experiment.train_lengths[1:],
+        lengths=fit_lengths(experiment),
         num_examples=(NUM_FIT_EXAMPLES if num_examples is None else num_examples,),
         seed=int(random_stream(experiment.seed, "fit").integers(2**31)),
     )
-    return next(evaluate_by_length(decoder, experiment.task, experiment.scheme, settings))
+    return evaluate_together(decoder, experiment.task, experiment.scheme, settings)
+
+
+def fit_lengths(experiment: Experiment) -> tuple[int, ...]:
+    """Return the longest training length; of a file, as many of the longest ones as have enough records together."""
+    task, (first, last) = experiment.task, experiment.train_lengths
+    if not isinstance(task, HasRecords):
+        return (last,)
+    lengths, num_records = list[int](), 0
+    for length in sorted((length for length in task.available_lengths if first <= length <= last), reverse=True):
+        lengths.append(length)
+        num_records += task.num_records(length)
+        if num_records >= NUM_FIT_EXAMPLES:
+            break
+    return tuple(reversed(lengths))
 
 
 @check_arguments
