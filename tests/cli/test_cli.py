@@ -788,7 +788,7 @@ def test_the_training_progress_shows_means_and_the_latest_exact_match():
     # Values of the last batch are not shown.
     batch = {"loss": 0.5, "token_accuracy": 0.25, "id_accuracy": 0.125}
     means = {"mean_loss": 1.5, "mean_token_accuracy": 0.75, "mean_id_accuracy": 0.625}
-    with ProgressLine(Console(file=output, width=200), 9, max_train_length=20) as progress:
+    with ProgressLine(Console(file=output, width=200), 9, fit_lengths="length 20") as progress:
         progress.show_training({"step": 8, **batch, **means, "exact_match": 0.375})
         progress.show_training({"step": 9, **batch, **means})
     assert "mean loss 1.5000  tokens 0.750  IDs 0.625  exact match 0.375 at length 20" in output.getvalue()

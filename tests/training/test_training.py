@@ -589,7 +589,7 @@ def test_rows_after_the_fit_have_the_step_at_which_training_ends(tmp_path):
     (state,) = read_run_states(tmp_path / "run")
     assert (state.step, state.num_steps) == (8, 8)
     output = io.StringIO()
-    with ProgressLine(Console(file=output, width=200), experiment.training.steps, max_train_length=4) as progress:
+    with ProgressLine(Console(file=output, width=200), experiment.training.steps, fit_lengths="length 4") as progress:
         progress.show_training(rows[-1])
     assert "8/8" in output.getvalue()
 

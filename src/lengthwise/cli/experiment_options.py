@@ -14,10 +14,16 @@ from lengthwise.core.files import StrPath
 from lengthwise.core.progress_line import ProgressLine, err_console
 from lengthwise.evaluation.exact_match import EvaluationSettings
 from lengthwise.experiments import recipes
-from lengthwise.experiments.experiment import Experiment, change_settings, load_task, look_up_class
+from lengthwise.experiments.experiment import (
+    Experiment,
+    change_settings,
+    describe_fit_lengths,
+    load_task,
+    look_up_class,
+)
 from lengthwise.experiments.recipes import COMPARISONS, RECIPES, recipe
 from lengthwise.experiments.recipes.tuned_encodings import describe_settings
-from lengthwise.experiments.run import Run, fit_lengths, load_run
+from lengthwise.experiments.run import Run, load_run
 from lengthwise.positions import DiscoveredCoupling
 from lengthwise.tasks import HasFixedLengths, JSONLTask, Task, default_lengths, is_task_file
 from lengthwise.training.launch import read_launch_info
@@ -170,9 +176,7 @@ def describe_run(run: Run, threads: int | None, *, is_quick: bool) -> str:
     steps_text = f"{steps}" if steps == max_steps else f"{steps} of at most {max_steps}"
     parts = [f"{steps_text} steps in {run.facts['train_s']:.0f} s on {place}"]
     if run.facts["fitted"] is not None:
-        first, last = fit_lengths(run.experiment)[0], run.experiment.train_lengths[1]
-        lengths = f"length {last}" if first == last else f"lengths {first} to {last}"
-        parts.append(f"exact match {run.facts['fitted']:.3f} at {lengths}")
+        parts.append(f"exact match {run.facts['fitted']:.3f} at {describe_fit_lengths(run.experiment)}")
     smallest_id, largest_id = run.facts["id_range"]
     parts.append(f"training IDs {smallest_id:,} to {largest_id:,}; saved in {run.folder}")
     if run.facts["misfit"] is not None:

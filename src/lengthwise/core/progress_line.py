@@ -44,14 +44,18 @@ class ProgressLine:
         console: Console,
         num_total: int | None = None,
         *,
-        max_train_length: int | None = None,
+        fit_lengths: str = "",
         whole_average: bool = False,
     ) -> None:
-        """Initialize the bar; ``whole_average`` estimates the time left from all steps, and not only the last ones."""
+        """Initialize the bar.
+
+        ``fit_lengths`` has the lengths of exact match in words, such as "length 20". ``whole_average`` estimates the
+        time left from all steps, and not only the last ones.
+        """
         self.console = console
         self.has_bar = console.is_terminal and not console.is_jupyter
         self.num_total = num_total
-        self.max_train_length = max_train_length
+        self.fit_lengths = fit_lengths
         self.exact_match = ""
         self.unprinted_line = ""
         self.last_print_time = -SECONDS_PER_LINE
@@ -85,7 +89,7 @@ class ProgressLine:
         Once the run fits, the number of steps is that at which training ends.
         """
         if "exact_match" in row:
-            self.exact_match = f"  exact match {row['exact_match']:.3f} at length {self.max_train_length}"
+            self.exact_match = f"  exact match {row['exact_match']:.3f} at {self.fit_lengths}"
         id_accuracy = row["mean_id_accuracy"]
         # Without a position head, no ID is predicted.
         ids_text = "-" if id_accuracy is None else f"{id_accuracy:.3f}"

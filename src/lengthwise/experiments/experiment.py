@@ -28,6 +28,7 @@ from lengthwise.tasks import (
     TASKS,
     HasFilesToSave,
     HasPlaceholderExample,
+    HasRecords,
     JSONLTask,
     Parity,
     Task,
@@ -150,6 +151,12 @@ def num_levels(experiment: Experiment) -> int:
     else:
         examples = task.sample(length=experiment.train_lengths[0], size=1, rng=rng)
     return len(experiment.scheme.assign(examples, rng, training=False).position_ids)
+
+
+def describe_fit_lengths(experiment: Experiment) -> str:
+    """Return the lengths in words at which the fit of a run is measured; a file can have few records of the longest."""
+    lengths = "lengths up to" if isinstance(experiment.task, HasRecords) else "length"
+    return f"{lengths} {experiment.train_lengths[1]}"
 
 
 def build_decoder(experiment: Experiment) -> Decoder:

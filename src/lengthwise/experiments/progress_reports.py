@@ -18,7 +18,7 @@ from typing import Any
 from lengthwise.core.errors import RunFolderError, SettingError, TrackerWarning, shorten_name, unknown_name_error
 from lengthwise.core.files import read_file, write_atomically
 from lengthwise.core.json_parsing import parse_json
-from lengthwise.experiments.experiment import Experiment, to_dict
+from lengthwise.experiments.experiment import Experiment, describe_fit_lengths, to_dict
 from lengthwise.training.trainer import METRICS
 
 AUTO = "auto"
@@ -78,8 +78,8 @@ class MetricsReporter:
         else:
             from lengthwise.core.progress_line import ProgressLine, err_console  # noqa: PLC0415  (a slow import)
 
-            max_length = experiment.train_lengths[1]
-            with ProgressLine(err_console, experiment.training.steps, max_train_length=max_length) as progress:
+            lengths = describe_fit_lengths(experiment)
+            with ProgressLine(err_console, experiment.training.steps, fit_lengths=lengths) as progress:
                 yield progress.show_training
 
 

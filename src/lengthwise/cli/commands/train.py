@@ -73,7 +73,7 @@ def train_(
         print_message(f"searching for a coupling in examples of {task}")
     from lengthwise.cli import experiment_options
     from lengthwise.cli.config_file import read_setting_changes, select_component_names
-    from lengthwise.experiments.experiment import change_settings, find_changed_train_lengths
+    from lengthwise.experiments.experiment import change_settings, describe_fit_lengths, find_changed_train_lengths
     from lengthwise.experiments.recipes import quick_version
     from lengthwise.experiments.run import train
     from lengthwise.experiments.run_folder import is_run_folder, read_experiment
@@ -95,7 +95,8 @@ def train_(
     experiment = change_settings(experiment, changes)
     run_name = f"{experiment.task.name}-{experiment.scheme.name}-{experiment.seed}"
     folder = Path("runs") / run_name if out is None else out
-    progress_line = ProgressLine(err_console, experiment.training.steps, max_train_length=experiment.train_lengths[1])
+    lengths = describe_fit_lengths(experiment)
+    progress_line = ProgressLine(err_console, experiment.training.steps, fit_lengths=lengths)
     with progress_line as progress, catch_interrupts() as should_stop:
         run = train(
             experiment,
