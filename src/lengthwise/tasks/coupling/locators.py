@@ -362,7 +362,7 @@ def next_occurrence(
 ) -> Int[np.ndarray, " step"]:
     """Return the index of the next of ``tokens`` in the prompt after ``index``, or before it for a negative slope.
 
-    Without one, the index is beyond the end of the prompt.
+    Without one, the index is beyond that end of the prompt.
     """
     is_token, size = steps.is_prompt & np.isin(steps.tokens, tokens), steps.tokens.shape[1]
     column = np.arange(size)
@@ -381,9 +381,10 @@ def iter_place_locators(
     With ``bounded``, locators that move from one token to the next stop at the next separator.
     """
     anchors = _anchors(steps)
-    stops = {(anchor, slope): _next_separator(steps, phases, anchor, slope) for anchor in anchors for slope in (1, -1)}
+    moving = product(anchors, (1, -1)) if bounded else ()
+    stops = {(anchor, slope): _next_separator(steps, phases, anchor, slope) for anchor, slope in moving}
     for anchor, slope, offset in product(anchors, SLOPES, OFFSETS):
-        until = stops.get((anchor, slope)) if bounded else None
+        until = stops.get((anchor, slope))
         yield PromptTokenLocator(anchor=anchor, slope=slope, offset=offset, until=until)
     for lag in range(1, NUM_LAGS + len(phases.names) + 1):
         yield AnswerTokenLocator(lag=lag)
