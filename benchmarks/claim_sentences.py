@@ -1096,6 +1096,7 @@ NOT_FROM_ROWS: dict[str, tuple[tuple[str, str], ...]] = {
         ("Parity of five bits", "the example of the figure"),
     ),
     "benchmarks/README.md": (
+        ("works on four kinds of text", "the texts of benchmarks/doctor.md"),
         ("twelve tasks from files", "FILE_TASKS of benchmarks/coupling_tasks.py"),
         ("resumed runs are identical after 20 kills", "python -m pytest -m slow tests/training -k killed"),
         ("memory over two hours", "python benchmarks/soak.py --minutes 120"),
