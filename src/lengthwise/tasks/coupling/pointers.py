@@ -217,7 +217,7 @@ def _keep_distance(first: LocatedTokens, second: LocatedTokens) -> bool:
         return replace(one, offset=other.offset) == other and abs(one.offset - other.offset) <= MAX_LINE_DISTANCE
     both = (first.index >= 0) & (second.index >= 0)
     distance = (first.index - second.index)[both]
-    return bool(len(distance)) and (distance == distance[0]).all() and abs(distance[0]) <= MAX_LINE_DISTANCE
+    return bool(len(distance) and (distance == distance[0]).all() and abs(distance[0]) <= MAX_LINE_DISTANCE)
 
 
 def _newest(line: Sequence[LocatedTokens], steps: AnswerSteps, phases: PeriodicAnswers) -> TokenLocator:
