@@ -174,6 +174,17 @@ def test_texts_need_the_last_band_with_a_gain(gains, needed):
     assert plant((0.0,) * 4, noise=0.001, bands=bands).needs_box()["needed_to"] == needed
 
 
+@pytest.mark.parametrize("documents", [2, 8])
+def test_bands_without_a_clear_gain_are_unclear_with_few_and_with_many_documents(documents):
+    findings = plant((0.0,) * 4, noise=0.001, documents=documents, bands=[(128, 256, 0.0), (256, 512, 0.0)])
+    for index in range(documents):
+        findings.values[BAND, index, 512, 256, "other"] += (-1) ** index
+    box = findings.needs_box()
+    assert box["needed_to"] is None
+    assert "cannot tell" in box["sentence"]
+    assert ("at most" in box["sentence"]) == (documents == 8)
+
+
 def test_fewer_needles_end_the_context_that_works():
     shares = dict(zip(LENGTHS, (1.0, 1.0, 0.25, 0.25), strict=True))
     assert plant((0.0,) * 4, noise=0.001, needles=shares.items()).works_to == 256

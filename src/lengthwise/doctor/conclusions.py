@@ -3,6 +3,7 @@
 Every interval has a level of 95% over documents. A conclusion that the intervals do not support is "cannot tell".
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -486,12 +487,15 @@ class Findings:
         box["needed_to"] = None if unclear and unclear[-1]["from"] >= end else end
         measured = rows[-1]["to"]
         if box["needed_to"] is None:
-            most = max((row for row in rows if row["from"] >= end), key=lambda row: row["other"]["high"])
+            rest = [row for row in rows if row["from"] >= end]
+            # Few documents give no interval.
+            most = max(rest, key=lambda row: math.inf if row["other"]["high"] is None else row["other"]["high"])
+            gain, place = format_estimate(most["other"], 3), f"{most['from']:,} to {most['to']:,} tokens"
+            limit = f"own text {place} away gains {gain} nats over another text"
+            if (high := most["other"]["high"]) is not None:
+                limit = f"own text gains at most {high:.2f} nats over another text at each distance ({place}: {gain})"
             start = f"They gain up to {end:,} tokens; beyond" if useful else f"Beyond {end:,} tokens"
-            sentence = (
-                f"{start}, we cannot tell: own text gains at most {most['other']['high']:.2f} nats over another text "
-                f"at each distance ({most['from']:,} to {most['to']:,} tokens: {format_estimate(most['other'], 3)})."
-            )
+            sentence = f"{start}, we cannot tell: {limit}."
         elif end == measured:
             sentence = (
                 f"Yes, to the longest distance that was measured: text from {rows[-1]['from']:,} to {end:,} tokens "
