@@ -40,7 +40,7 @@ from lengthwise.tasks.coupling.locators import (
 SAME_TOKENS = 0.999
 # Largest set of tokens in a part of a response. Larger ones would make three more divisions slow.
 MAX_TOKENS_OF_PART = 2
-# Largest share of the errors of pairs that locators which stop at separators leave.
+# Locators that stop at separators must leave at most this share of the errors of pairs of other locators.
 MAX_SHARE_OF_ERRORS = 0.9
 # A token can follow from another one if the other locator has at most this number of tokens per step.
 MAX_TOKEN_SHARE = 0.1
@@ -192,7 +192,7 @@ def _search_divisions(
 
 
 def _stops_help(steps: AnswerSteps, phases: PeriodicAnswers, seed: int, progress: SearchProgress) -> bool:
-    """Return True if pairs of locators that stop at separators leave far fewer errors: operands can end there."""
+    """Return True if pairs of locators that stop at separators leave fewer errors: operands can end there."""
     if not separators_of(steps):
         return False
     errors = []
